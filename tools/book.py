@@ -1,0 +1,153 @@
+"""Look after the chapters: `check` that package, notebooks and README agree; `run` the chapters; write the `readme`.
+
+    python tools/book.py check                 package, notebooks and README.md in sync and clean; changes nothing
+    python tools/book.py run [NAME ...]        execute copies of the chapters (all, or those whose file names start so)
+    python tools/book.py run --write [NAME ...]   execute the chapters themselves, store their outputs, clean them
+    python tools/book.py readme                write README.md from nbs/index.ipynb
+"""
+import argparse
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+IMAGES = "nbs/images"  # where README.md finds its pictures
+
+
+def command(name, *args, cwd):
+    "Run one of nbdev's commands from the environment of this Python; stop with its output where it fails."
+    exe = shutil.which(name, path=str(BIN))
+    if exe is None:
+        sys.exit(f'{name} is not installed beside {sys.executable}: pip install -c constraints.txt -e ".[dev]"')
+    done = subprocess.run([exe, *map(str, args)], cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
+
+
+def differences(ours, fresh, patterns):
+    "Names below `ours` and `fresh` that are missing on one side or differ."
+    names = {p.relative_to(base).as_posix() for base in (ours, fresh) for pattern in patterns for p in base.glob(pattern)}
+    for name in sorted(names):
+        a, b = ours / name, fresh / name
+        if not b.exists():
+            yield f"{name}: no notebook exports it (delete it, or bring its notebook back)"
+        elif not a.exists():
+            yield f"{name}: missing, though a notebook exports it (run `make export`)"
+        elif not filecmp.cmp(a, b, shallow=False):
+            yield f"{name}: " + ("not clean (run `make export`)" if name.endswith(".ipynb") else "differs from its notebook (run `make export`)")
+
+
+def check() -> int:
+    "Export and clean in a copy, and compare. Catches changed, new and orphaned modules, and notebooks that are not clean."
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = Path(folder) / ROOT.name
+        keep = ("settings.ini", "pyproject.toml", "setup.py", "README.md")
+        fresh.mkdir()
+        for name in keep:
+            if (ROOT / name).exists():
+                shutil.copy(ROOT / name, fresh)
+        shutil.copytree(ROOT / "nbs", fresh / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+        (fresh / "tinygpt").mkdir()
+        shutil.copy(ROOT / "tinygpt/__init__.py", fresh / "tinygpt")
+        command("nbdev_export", cwd=fresh)
+        command("nbdev_clean", cwd=fresh)
+        write_readme(fresh)
+        problems = list(differences(ROOT, fresh, ["tinygpt/*.py", "nbs/*.ipynb", "README.md", f"{IMAGES}/*"]))
+    stale = [f"{p.name}: cell {c.id} has no stored output of an earlier run" for p in chapters() for c in unexecuted(p)]
+    for problem in problems + stale:
+        print(problem)
+    print(f"package and notebooks: {'in sync and clean' if not problems + stale else f'{len(problems + stale)} problems'}")
+    return bool(problems + stale)
+
+
+def chapters(names=()):
+    "The notebooks in order, or those whose file names start with one of `names`."
+    files = sorted(p for p in (ROOT / "nbs").glob("*.ipynb") if not p.name.startswith("_"))
+    chosen = [p for p in files if not names or any(p.name.startswith(n) for n in names)]
+    if not chosen:
+        sys.exit(f"no chapter is called {' or '.join(names)}; there are {', '.join(p.stem for p in files)}")
+    return chosen
+
+
+def unexecuted(path):
+    "Cells that end in `plt.show()` and store no picture: the sign of a notebook that was saved without being run."
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code" and cell.source.rstrip().endswith("plt.show()"):
+            if not any("image/png" in o.get("data", {}) for o in cell.outputs):
+                yield cell
+
+
+def run(names, write: bool) -> int:
+    "Execute the chapters in fresh kernels, one after the other; `write` stores the outputs."
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    failed, total = [], time.time()
+    for path in chapters(names):
+        nb, start = nbformat.read(path, as_version=4), time.time()
+        try:
+            # the kernel starts in nbs/, as it does in JupyterLab; the package is the installed one
+            NotebookClient(nb, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
+            print(f"{path.name:28s} {time.time() - start:6.1f} s", flush=True)
+        except CellExecutionError as error:
+            failed.append(path.name)
+            print(f"{path.name:28s} FAILED\n{error}", flush=True)
+            continue
+        if write:
+            nbformat.write(nb, path)
+            command("nbdev_clean", "--fname", path, cwd=ROOT)
+    print(f"{len(chapters(names)) - len(failed)} chapters ran in {time.time() - total:.0f} s" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return bool(failed)
+
+
+def write_readme(root: Path):
+    "README.md and its pictures from nbs/index.ipynb."
+    from nbconvert import MarkdownExporter
+    from traitlets.config import Config
+
+    index = root / "nbs/index.ipynb"
+    if not index.exists():
+        return
+    nb = nbformat.read(index, as_version=4)
+    nb.metadata["language_info"] = {"name": "python"}  # nbdev_clean takes it out; the code fences need it
+    config = Config({"TagRemovePreprocessor": {"enabled": True}, "ExtractOutputPreprocessor": {"output_filename_template": "{unique_key}_{cell_index}_{index}{extension}"}})
+    body, resources = MarkdownExporter(config=config).from_notebook_node(nb, resources={"unique_key": "index", "output_files_dir": IMAGES})
+    body = re.sub(r"^#\| .*\n", "", body, flags=re.M)  # nbdev's directives mean nothing to a reader
+    # links between chapters start in nbs/, those of the README at the root
+    body = re.sub(r"\]\((?!https?:|#|nbs/|/)([^)]+)\)", lambda m: f"]({os.path.normpath('nbs/' + m[1]).replace(os.sep, '/')})", body)
+    (root / IMAGES).mkdir(parents=True, exist_ok=True)
+    for old in (root / IMAGES).glob("index_*"):
+        old.unlink()
+    for name, data in resources["outputs"].items():
+        (root / name).write_bytes(data)
+    (root / "README.md").write_text(body.strip() + "\n", encoding="utf-8", newline="\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sub = parser.add_subparsers(dest="what", required=True)
+    sub.add_parser("check")
+    sub.add_parser("readme")
+    runner = sub.add_parser("run")
+    runner.add_argument("names", nargs="*")
+    runner.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    if args.what == "check":
+        return check()
+    if args.what == "run":
+        return run(args.names, args.write)
+    write_readme(ROOT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
