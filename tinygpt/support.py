@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'UserError', 'atomic_path', 'cache_dir', 'Timing', 'synchronize', 'measure_time', 'peak_bytes',
-           'plot_style']
+           'plot_style', 'check_exercise']
 
 # %% ../nbs/00_support.ipynb #imports
 import os
@@ -148,3 +148,30 @@ def plot_style():
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "axes.axisbelow": True,
         "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left", "legend.frameon": False, "font.size": 10,
     })  # fmt: skip
+
+# %% ../nbs/00_support.ipynb #exercise
+def check_exercise(
+    solution,  # the reader's function
+):
+    "Decorator: run the check that it decorates on `solution` and print whether it holds; a wrong solution raises the check's AssertionError."
+
+    def run(check):
+        try:
+            check(solution)
+        except Exception as error:
+            if _is_stub(solution):
+                print(f"{solution.__name__}: not solved yet")
+                return
+            raise AssertionError(f"{solution.__name__}: {error or 'the check failed, see the line above'}") from error
+        print(f"{solution.__name__}: solved")
+
+    return run
+
+
+def _is_stub(fn) -> bool:
+    "Whether the body of `fn` (a function or a class) is still `...`: nothing is called or computed in it."
+    code = getattr(fn, "__code__", None)
+    if code is None:  # a class: still a stub while it defines no method of its own
+        return not any(callable(v) for v in vars(fn).values())
+    blank = (lambda: ...).__code__  # may differ from `...` as a statement in constants, not in names or calls
+    return not code.co_names and set(code.co_consts) <= {None, ..., fn.__doc__} and len(code.co_code) <= len(blank.co_code)

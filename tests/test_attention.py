@@ -1,0 +1,407 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinygpt import attention as module
+from tinygpt.attention import attention, fused_attention, naive_attention, tiled_attention, tiled_backward, tiled_forward
+from tinygpt.support import UserError, peak_bytes
+
+IMPLS = ["naive", "tiled", "fused"]
+#        T, S, n_head, n_kv_head, causal, window
+SHAPES = [
+    (6, 6, 2, 2, True, None),
+    (6, 6, 2, 2, False, None),
+    (7, 7, 4, 2, True, None),  # grouped queries
+    (5, 11, 4, 1, True, None),  # one head of keys for all; earlier keys in a cache
+    (5, 11, 2, 2, False, None),
+    (1, 9, 4, 2, True, None),  # one step of decoding
+    (9, 4, 4, 2, True, None),  # five queries stand before the first key
+    (8, 8, 2, 1, True, 3),  # sliding window
+    (4, 12, 2, 1, True, 3),
+    (1, 12, 2, 2, True, 5),
+    (9, 4, 2, 2, True, 2),
+    (5, 5, 2, 2, True, 1),
+    (1, 1, 1, 1, True, None),
+]
+
+
+def qkv(T, S, n_head=2, n_kv_head=2, dim=8, dtype=torch.float64, seed=0, B=2):
+    g = torch.Generator().manual_seed(seed)
+    sizes = [(B, n_head, T, dim), (B, n_kv_head, S, dim), (B, n_kv_head, S, dim)]
+    return [torch.randn(size, generator=g, dtype=dtype).requires_grad_() for size in sizes]
+
+
+def oracle(q, k, v, causal=True, window=None):
+    "One query at a time, over the keys that the definition lets it see; nothing is masked, so nothing can be masked wrongly."
+    (B, n_head, T, _), S = q.shape, k.size(2)
+    rows = []
+    for h in range(n_head):
+        g = h * k.size(1) // n_head
+        for i in range(T):
+            at = i + S - T
+            sees = [j for j in range(S) if not causal or (j <= at and (window is None or j > at - window))]
+            if not sees:
+                rows.append(torch.zeros_like(v[:, g, 0]))
+                continue
+            scores = (k[:, g, sees] @ q[:, h, i, :, None]).squeeze(-1) / math.sqrt(q.size(-1))
+            rows.append((scores.softmax(-1)[..., None] * v[:, g, sees]).sum(1))
+    return torch.stack(rows, dim=1).view(B, n_head, T, v.size(-1))
+
+
+def with_grads(fn, inputs, seed=1):
+    y = fn(*inputs)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
+
+
+def assert_all_close(a, b, atol, rtol=0.0):
+    for name, x, y in zip(("y", "dq", "dk", "dv"), a, b, strict=True):
+        torch.testing.assert_close(x, y, atol=atol, rtol=rtol, msg=lambda m: f"{name}: {m}")
+
+
+def saved_tensors(fn):
+    "What autograd keeps for the backward pass of fn()."
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = fn()
+    return y, kept
+
+
+# ---- the numbers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("T, S, n_head, n_kv_head, causal, window", SHAPES)
+def test_values_and_gradients_are_those_of_a_loop_over_single_queries(impl, T, S, n_head, n_kv_head, causal, window):
+    inputs = qkv(T, S, n_head, n_kv_head)
+    ours = with_grads(lambda *t: attention(*t, causal=causal, window=window, impl=impl), inputs)
+    assert_all_close(ours, with_grads(lambda *t: oracle(*t, causal, window), inputs), atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_tiles_of_any_size_over_sequences_of_any_length_change_nothing(data):
+    draw = lambda lo, hi: data.draw(st.integers(lo, hi))
+    T, S, n_kv_head, group, block = draw(1, 20), draw(1, 20), draw(1, 2), draw(1, 3), draw(1, 25)
+    causal = data.draw(st.booleans())
+    window = data.draw(st.none() | st.integers(1, 22)) if causal else None
+    inputs = qkv(T, S, n_kv_head * group, n_kv_head, dim=4, B=1)
+    ours = with_grads(lambda *t: tiled_attention(*t, causal, window, block=block), inputs)
+    assert_all_close(ours, with_grads(lambda *t: oracle(*t, causal, window), inputs), atol=1e-11)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("T, S, n_head, n_kv_head, causal, window", SHAPES)
+def test_the_tiled_backward_passes_gradcheck_in_float64(T, S, n_head, n_kv_head, causal, window, dropout):
+    inputs = qkv(T, S, n_head, n_kv_head, dim=3, B=1)
+    fn = lambda *t: module._Tiled.apply(*t, causal, window, dropout, 1234, 4)  # seed 1234, tiles of 4
+    assert torch.autograd.gradcheck(fn, inputs)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("n_kv_head", [6, 2])
+def test_tiled_equals_pytorch_in_float32_over_many_tiles(causal, n_kv_head):
+    inputs = qkv(333, 333, 6, n_kv_head, dim=16, dtype=torch.float32, B=1)
+    theirs = with_grads(lambda *t: F.scaled_dot_product_attention(*t, is_causal=causal, enable_gqa=True), inputs)
+    assert_all_close(with_grads(lambda *t: attention(*t, causal=causal, impl="tiled"), inputs), theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("impl", ["tiled", "fused"])
+def test_no_implementation_is_further_from_float64_than_the_naive_one(impl):
+    exact = qkv(400, 400, 4, 4, dim=32, B=1)
+    single = [t.detach().float().requires_grad_() for t in exact]
+    reference = with_grads(naive_attention, [t.detach().double().requires_grad_() for t in single])
+    error = lambda name: [(a.double() - b).square().mean().sqrt() for a, b in zip(with_grads(lambda *t: attention(*t, impl=name), single), reference)]
+    for e, naive in zip(error(impl), error("naive")):
+        assert e < 2 * naive, (e, naive)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_scores_of_ten_thousand_do_not_overflow(impl):
+    q, k, v = qkv(9, 9, dtype=torch.float32)
+    y = attention(q * 1e4, k, v, impl=impl)
+    picked = oracle(q.double() * 1e4, k.double(), v.double())
+    torch.testing.assert_close(y.double(), picked, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_change_at_one_position_changes_nothing_before_it_and_something_from_it_on(impl, window):
+    q, k, v = (t.detach() for t in qkv(8, 8))
+    before = attention(q, k, v, window=window, impl=impl)
+    k[:, :, 5] += 1
+    v[:, :, 5] += 1
+    changed = (attention(q, k, v, window=window, impl=impl) - before).abs().amax(dim=(0, 1, 3)) > 0
+    reach = 8 if window is None else 5 + window
+    assert changed.tolist() == [5 <= i < reach for i in range(8)]
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_window_of_one_returns_the_values_and_a_wide_window_is_none(impl):
+    q, k, v = qkv(6, 6)
+    torch.testing.assert_close(attention(q, k, v, window=1, impl=impl), v)
+    torch.testing.assert_close(attention(q, k, v, window=6, impl=impl), attention(q, k, v, impl=impl))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_views_that_are_not_contiguous_give_the_same_numbers(impl):
+    T, n_head, n_kv_head, dim = 7, 4, 2, 8
+    packed = torch.randn(2, T, (n_head + 2 * n_kv_head) * dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+
+    def split(x):  # what a model does: one projection, split and transposed
+        parts = x.split([n_head * dim, n_kv_head * dim, n_kv_head * dim], dim=-1)
+        return [p.unflatten(-1, (-1, dim)).transpose(1, 2) for p in parts]
+
+    g = lambda fn: torch.autograd.grad(fn(*split(packed)).square().sum(), packed)[0]
+    torch.testing.assert_close(g(lambda *t: attention(*t, impl=impl)), g(oracle), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_values_may_be_wider_than_keys(impl):
+    q, k, _ = qkv(5, 5)
+    v = torch.randn(2, 2, 5, 3, dtype=torch.float64).requires_grad_()
+    assert_all_close(with_grads(lambda *t: attention(*t, impl=impl), [q, k, v]), with_grads(oracle, [q, k, v]), atol=1e-12)
+
+
+# ---- rows that see nothing -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("window", [None, 2])
+def test_queries_that_see_nothing_give_zero_and_pass_no_gradient(impl, window):
+    inputs = qkv(7, 3)
+    with torch.autograd.detect_anomaly(check_nan=True):  # not even a NaN that a mask would hide again
+        y, dq, dk, dv = with_grads(lambda *t: attention(*t, window=window, impl=impl), inputs)
+    assert (y[:, :, :4] == 0).all() and (dq[:, :, :4] == 0).all()
+    assert (y[:, :, 4:] != 0).all() and all(t.isfinite().all() for t in (y, dq, dk, dv))
+    seen = with_grads(lambda q, k, v: attention(q[:, :, 4:], k, v, window=window, impl=impl), inputs)
+    torch.testing.assert_close(y[:, :, 4:], seen[0])
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_keys_at_all_give_zero(impl, causal):
+    y, dq, dk, dv = with_grads(lambda *t: attention(*t, causal=causal, impl=impl), qkv(3, 0))
+    assert y.shape == (2, 2, 3, 8) and (y == 0).all() and (dq == 0).all() and dk.numel() == dv.numel() == 0
+
+
+@pytest.mark.parametrize("impl", ["naive", "tiled"])  # PyTorch's CPU kernel gives 0 for a query of NaN
+def test_a_nan_in_the_input_is_not_hidden(impl):
+    q, k, v = (t.detach() for t in qkv(5, 5))
+    q[0, 0, 2, 0] = math.nan
+    y = attention(q, k, v, impl=impl)
+    assert y[0, 0, 2].isnan().all() and y.isnan().sum() == 8
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal, window", [(True, None), (False, None), (True, 50)])
+def test_tiled_keeps_the_inputs_the_output_and_one_number_per_query_and_head(causal, window):
+    B, n_head, n_kv_head, T = 2, 4, 2, 300
+    q, k, v = qkv(T, T, n_head, n_kv_head, dtype=torch.float32)
+    y, kept = saved_tensors(lambda: attention(q, k, v, causal=causal, window=window, impl="tiled"))
+    ours = [t for t in kept if t.data_ptr() not in {x.data_ptr() for x in (q, k, v, y)}]
+    assert len(kept) == 5 and [tuple(t.shape) for t in ours] == [(B, n_head, T)]
+    seen = module.visible(*module.last_positions(T, T), window) if causal else torch.ones(T, T, dtype=torch.bool)
+    scores = q @ k.repeat_interleave(2, dim=1).mT / math.sqrt(8)
+    torch.testing.assert_close(ours[0], scores.masked_fill(~seen, -math.inf).logsumexp(-1))
+
+
+def test_naive_keeps_a_matrix_of_all_pairs_so_the_check_above_can_fail():
+    q, k, v = qkv(300, 300, dtype=torch.float32)
+    _, kept = saved_tensors(lambda: attention(q, k, v, impl="naive"))
+    assert max(t.numel() for t in kept) >= 2 * 2 * 300 * 300
+
+
+@pytest.mark.parametrize("impl, lengths, growth", [("naive", (256, 512), (3.7, 4.1)), ("tiled", (256, 512), (1.0, 2.1)), ("fused", (1024, 2048), (1.0, 2.1))])
+def test_twice_the_length_costs_the_naive_way_four_times_the_memory_and_the_others_twice(impl, lengths, growth):
+    def step(T):
+        q, k, v = qkv(T, T, dim=16, dtype=torch.float32, B=1)
+        run = lambda: attention(q, k, v, impl=impl).sum().backward()
+        run()
+        return peak_bytes(run)
+
+    assert growth[0] <= step(lengths[1]) / step(lengths[0]) <= growth[1]
+
+
+# ---- a cache, and PyTorch's is_causal --------------------------------------------------------------------------------
+
+
+def test_pytorchs_is_causal_lets_a_cached_query_see_only_the_first_key():
+    q, k, v = qkv(1, 6)
+    wrong = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(wrong, v[:, :, :1])  # the mask is aligned top-left: this is why fused_attention avoids it
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("window", [None, 1, 4])
+@pytest.mark.parametrize("chunks", [[1] * 12, [5, 1, 1, 5], [7, 5]])
+def test_cached_equals_uncached(impl, window, chunks):
+    q, k, v = qkv(12, 12, 4, 2)
+    whole, at, parts = attention(q, k, v, window=window, impl=impl), 0, []
+    for n in chunks:  # n new queries against all keys so far
+        parts.append(attention(q[:, :, at : at + n], k[:, :, : at + n], v[:, :, : at + n], window=window, impl=impl))
+        at += n
+    torch.testing.assert_close(torch.cat(parts, dim=2), whole, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "T, S, causal, window, is_causal, has_mask, keys",
+    [
+        (8, 8, True, None, True, False, 8),
+        (8, 8, True, 8, True, False, 8),  # the window reaches everything
+        (8, 8, False, None, False, False, 8),
+        (1, 8, True, None, False, False, 8),  # a single query may see everything
+        (1, 8, True, 3, False, False, 3),  # and with a window, everything that is left
+        (1, 1, True, None, False, False, 1),
+        (4, 8, True, None, False, True, 8),
+        (8, 8, True, 3, False, True, 8),
+        (2, 20, True, 3, False, True, 4),
+        (8, 4, True, None, True, False, 4),  # the four that see nothing are not even asked
+    ],
+)
+def test_fused_asks_for_the_cheapest_kernel_that_is_right(monkeypatch, T, S, causal, window, is_causal, has_mask, keys):
+    calls, real = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, **kw: calls.append((k, kw)) or real(q, k, v, **kw))
+    fused_attention(*qkv(T, S), causal, window)
+    [(k, kw)] = calls
+    assert (kw["is_causal"], kw["attn_mask"] is not None, k.size(2)) == (is_causal, has_mask, keys)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="looks for the name of the CPU kernel")
+@pytest.mark.parametrize("T, S, window", [(64, 64, None), (1, 64, None), (16, 64, None), (64, 64, 9)])
+def test_fused_takes_the_flash_kernel_on_cpu_with_grouped_heads_too(T, S, window):
+    inputs = qkv(T, S, 4, 2, dtype=torch.float32)
+    with torch.profiler.profile() as prof:
+        fused_attention(*inputs, window=window)
+    assert any("flash_attention_for_cpu" in e.key for e in prof.key_averages())
+
+
+# ---- precision, dropout, compile -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_added_up_in_float32(impl, dtype):
+    inputs = [t.detach().to(dtype).requires_grad_() for t in qkv(17, 17, dtype=torch.float32)]
+    reference = with_grads(oracle, [t.detach().double().requires_grad_() for t in inputs])
+    ours = with_grads(lambda *t: attention(*t, impl=impl), inputs)
+    assert all(t.dtype == dtype for t in ours)
+    assert_all_close([t.double() for t in ours], reference, atol=8 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_autocast_gives_bfloat16_outputs_and_float32_gradients_whatever_the_mix_of_inputs(impl):
+    q, k, v = qkv(9, 9, dtype=torch.float32)  # as after RoPE: q and k in float32, v from an autocast linear layer
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = attention(q, k, v.bfloat16(), impl=impl)
+        grads = torch.autograd.grad(y.float().sum(), [q, k, v])
+    assert y.dtype == torch.bfloat16 and all(g.dtype == torch.float32 for g in grads)
+    torch.testing.assert_close(y.float(), oracle(q, k, v), atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_dropout_drops_whole_weights_scales_the_rest_and_repeats_with_the_seed(impl):
+    T, p = 150, 0.25  # two tiles a side
+    q, k, _ = qkv(T, T, 2, 1, dtype=torch.float32)
+    v = torch.eye(T).expand(2, 1, T, T)  # the output is the matrix of weights itself
+    weights = attention(q, k, v, impl=impl)
+    torch.manual_seed(3)
+    y = attention(q, k, v, dropout=p, impl=impl)
+    keep = (y / weights)[weights > 0]
+    assert torch.isclose(keep, torch.tensor(1 / (1 - p)), atol=1e-3).logical_or(keep == 0).all()
+    assert abs((keep == 0).float().mean() - p) < 0.01
+    assert not y[0].equal(y[1]) and not (y[0, 0] == 0).equal(y[0, 1] == 0)  # other examples and heads drop others
+    assert not (y[0, 0, 128:150, :22] == 0).equal(y[0, 0, 128:150, 128:150] == 0)
+    torch.manual_seed(3)
+    assert attention(q, k, v, dropout=p, impl=impl).equal(y)
+    assert not attention(q, k, v, dropout=p, impl=impl).equal(y)
+
+
+def test_tiled_backward_drops_the_weights_that_forward_dropped():
+    T, p, seed = 9, 0.4, 5
+    q, k, v = qkv(T, T)
+    eye = torch.eye(T, dtype=torch.float64).expand(2, 2, T, T)  # with it the output is the matrix of weights
+    keep = (tiled_forward(q, k, eye, dropout=p, seed=seed, block=4)[0] / tiled_forward(q, k, eye)[0]).nan_to_num(0)
+    hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+    plain = lambda q, k, v: ((q @ k.mT / math.sqrt(8)).masked_fill(hidden, -math.inf).softmax(-1) * keep) @ v
+    ours = with_grads(lambda *t: module._Tiled.apply(*t, True, None, p, seed, 4), [q, k, v])
+    assert_all_close(ours, with_grads(plain, [q, k, v]), atol=1e-12)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_no_dropout_draws_no_random_numbers(impl):
+    state = torch.get_rng_state()
+    attention(*qkv(5, 5), impl=impl)
+    assert torch.get_rng_state().equal(state)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_compiles_to_one_graph_also_when_lengths_change(impl):
+    torch._dynamo.reset()
+    fn = torch.compile(lambda q, k, v: attention(q, k, v, impl=impl), backend="aot_eager", fullgraph=True)
+    for T, S in [(5, 5), (6, 6), (2, 9), (3, 10), (1, 9)]:
+        q, k, v = qkv(T, S, 4, 2)
+        assert_all_close(with_grads(fn, [q, k, v]), with_grads(oracle, [q, k, v]), atol=1e-12)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(impl="flash"), ["flash", "naive", "tiled", "fused"]),
+        (dict(window=0), ["window = 0", "at least 1"]),
+        (dict(window=3, causal=False), ["window = 3", "causal"]),
+        (dict(dropout=1.0), ["dropout = 1.0"]),
+        (dict(dropout=-0.1), ["dropout = -0.1"]),
+    ],
+)
+def test_bad_settings_are_one_sentence_with_the_value(change, words):
+    with pytest.raises(UserError) as error:
+        attention(*qkv(4, 4), **change)
+    assert all(w in str(error.value) for w in words) and "\n" not in str(error.value)
+
+
+def test_shapes_that_do_not_fit_are_one_sentence():
+    q, k, v = qkv(4, 4, 4, 4)
+    with pytest.raises(UserError, match="n_kv_head = 3 does not divide n_head = 4"):
+        attention(q, k[:, :3], v[:, :3])
+    for bad in [(q[0], k, v), (q, k[:, :, :2], v), (q, k[..., :2], v), (q[:1], k, v), (q, k[:, :2], v), (q, k[:, :0], v[:, :0])]:
+        with pytest.raises(UserError):
+            attention(*bad)
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("T, window, dtype", [(4096, None, torch.bfloat16), (4096, 256, torch.bfloat16), (4096, None, torch.float32)])
+def test_fused_with_grouped_heads_never_builds_the_matrix_on_cuda(T, window, dtype):
+    q, k, v = (t.detach().cuda().to(dtype).requires_grad_() for t in qkv(T, T, 8, 2, dim=64, B=1, dtype=torch.float32))
+    matrix = 8 * T * T * q.element_size()
+    assert peak_bytes(lambda: attention(q, k, v, window=window).sum().backward()) < matrix / 2
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("T, S, n_head, n_kv_head, causal, window", SHAPES)
+def test_cuda_gives_the_numbers_of_the_loop(impl, T, S, n_head, n_kv_head, causal, window):
+    inputs = qkv(T, S, n_head, n_kv_head)
+    on_gpu = [t.detach().float().cuda().requires_grad_() for t in inputs]
+    ours = with_grads_on(on_gpu, lambda *t: attention(*t, causal=causal, window=window, impl=impl))
+    assert_all_close(ours, with_grads(lambda *t: oracle(*t, causal, window), inputs), atol=1e-4)
+
+
+def with_grads_on(inputs, fn):
+    y = fn(*inputs)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y)
+    return [t.double().cpu() for t in (y.detach(), *torch.autograd.grad(y, inputs, dy))]

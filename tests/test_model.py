@@ -1,0 +1,469 @@
+"""The model against torch's own layers and float64, and what must hold for every variant: causality, cache, padding, loss, init."""
+import inspect
+import json
+import math
+import subprocess
+import sys
+from dataclasses import asdict, fields, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import tinygpt.model
+from tinygpt.model import GPT, MLP, Attention, Block, GPTConfig, KVCache, apply_rope, rope_table, token_loss
+from tinygpt.support import UserError
+
+TINY = dict(vocab_size=100, block_size=24, n_layer=2, n_head=4, n_embd=32)
+CONFIGS = {
+    "gpt2": GPTConfig.gpt2(**TINY),
+    "gpt2-untied": GPTConfig.gpt2(**TINY, tie_weights=False, bias=False),
+    "llama": GPTConfig.llama(**TINY),
+    "llama-gqa": GPTConfig.llama(**TINY, n_kv_head=2, tie_weights=True),
+    "modern": GPTConfig.modern(**TINY, n_kv_head=1),
+}
+every_config = pytest.mark.parametrize("name", CONFIGS)
+
+
+def make(config, scale=5.0, dtype=torch.float32, seed=0):
+    "A model with weights so large that every part of it matters; no weight is zero."
+    gen = torch.Generator().manual_seed(seed)
+    model = GPT(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            noise = torch.randn(p.shape, generator=gen)
+            p.copy_(noise * 0.02 * scale if p.dim() > 1 else 1 + 0.2 * noise)
+    return model.to(dtype).eval()
+
+
+def tokens(B=3, T=24, V=100, seed=0):
+    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+# ---- size and shape
+
+
+@pytest.mark.parametrize(
+    "layers, heads, width, published",
+    [(12, 12, 768, 124_439_808), (24, 16, 1024, 354_823_168), (36, 20, 1280, 774_030_080), (48, 25, 1600, 1_557_611_200)],
+)
+def test_the_four_gpt2_sizes_have_the_published_number_of_parameters(layers, heads, width, published):
+    with torch.device("meta"):
+        model = GPT(GPTConfig.gpt2(n_layer=layers, n_head=heads, n_embd=width))
+    assert model.num_params() == published
+    assert model.wte.weight.shape == (50304, width)  # the padding is there, and not counted
+    assert model.num_params(embeddings=False) == published - (50257 + 1024) * width
+
+
+@every_config
+def test_the_count_is_that_of_the_tensors_without_padding(name):
+    config = CONFIGS[name]
+    model = GPT(config)
+    padding = 28 * 32 * (1 if config.tie_weights else 2)
+    assert model.num_params() == sum(p.numel() for p in model.parameters()) - padding
+    blocks = sum(p.numel() for p in [*model.h.parameters(), *model.ln_f.parameters()])
+    assert model.num_params(embeddings=False) == blocks
+
+
+@every_config
+def test_logits_have_the_shape_of_the_vocabulary_and_the_loss_comes_with_targets_only(name):
+    model, idx = make(CONFIGS[name]), tokens()
+    logits, loss = model(idx)
+    assert logits.shape == (3, 24, 100) and loss is None
+    assert model(idx, idx)[1].shape == ()
+
+
+def test_llamas_hidden_size_is_two_thirds_of_four_rounded_up():
+    assert GPTConfig.llama(n_embd=288).hidden == 768
+    assert GPTConfig.llama(n_embd=100, n_head=2).hidden == 320  # 266.7 up to a multiple of 64
+    assert GPTConfig.llama(n_embd=4096, n_head=32, mlp_hidden=11008).hidden == 11008
+    assert GPTConfig.modern(n_embd=100, n_head=2).hidden == 400
+
+
+def test_the_module_stays_within_three_hundred_lines():
+    assert len(inspect.getsource(tinygpt.model).splitlines()) <= 300
+
+
+def test_importing_the_model_imports_neither_transformers_nor_matplotlib():
+    code = "import sys, tinygpt.model, tinygpt.model_hf; sys.exit(bool({'transformers', 'matplotlib', 'pandas', 'huggingface_hub'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# ---- the parts, against torch's own layers and closed forms
+
+
+def test_attention_equals_torchs_multihead_attention():
+    config = CONFIGS["gpt2"]
+    ours = Attention(config, 0).double()
+    theirs = nn.MultiheadAttention(32, 4, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        for p in ours.parameters():
+            p.normal_()
+        theirs.in_proj_weight.copy_(ours.c_attn.weight)
+        theirs.in_proj_bias.copy_(ours.c_attn.bias)
+        theirs.out_proj.weight.copy_(ours.c_proj.weight)
+        theirs.out_proj.bias.copy_(ours.c_proj.bias)
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
+    mask = nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0])
+
+
+def test_a_gpt2_block_equals_torchs_transformer_layer():
+    ours = Block(CONFIGS["gpt2"], 0).double()
+    theirs = nn.TransformerEncoderLayer(
+        32, 4, 128, 0.0, lambda x: F.gelu(x, approximate="tanh"), 1e-5, batch_first=True, norm_first=True, dtype=torch.float64
+    )
+    names = {"self_attn.in_proj_": "attn.c_attn.", "self_attn.out_proj.": "attn.c_proj.", "linear1.": "mlp.c_fc.",
+             "linear2.": "mlp.c_proj.", "norm1.": "ln_1.", "norm2.": "ln_2."}  # fmt: skip
+    own = ours.state_dict()
+    with torch.no_grad():
+        for p in own.values():
+            p.normal_()
+        for name, p in theirs.named_parameters():
+            stem = next(k for k in names if name.startswith(k))
+            p.copy_(own[names[stem] + name.removeprefix(stem)])
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
+    mask = nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x, mask, is_causal=True))
+
+
+@pytest.mark.parametrize("kind", ["gelu", "swiglu", "relu2"])
+def test_the_mlps_compute_their_formulas(kind):
+    mlp = MLP(replace(CONFIGS["gpt2"], mlp=kind)).double()
+    x = torch.randn(5, 32, dtype=torch.float64) * 3
+    up = x @ mlp.c_fc.weight.T + mlp.c_fc.bias
+    if kind == "gelu":  # Hendrycks and Gimpel's tanh form
+        h = 0.5 * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+    elif kind == "swiglu":
+        gate = x @ mlp.c_gate.weight.T + mlp.c_gate.bias
+        h = gate / (1 + torch.exp(-gate)) * up
+    else:
+        h = torch.where(up > 0, up * up, 0)
+    torch.testing.assert_close(mlp(x), h @ mlp.c_proj.weight.T + mlp.c_proj.bias)
+
+
+def test_rope_is_a_complex_rotation_of_the_pairs_i_and_i_plus_half():
+    x = torch.randn(2, 3, 24, 16, dtype=torch.float64)
+    z = torch.complex(x[..., :8], x[..., 8:])
+    turn = torch.outer(torch.arange(24.0, dtype=torch.float64), 500.0 ** (-torch.arange(8, dtype=torch.float64) / 8))
+    z = z * torch.polar(torch.ones_like(turn), turn)
+    torch.testing.assert_close(apply_rope(x, rope_table(24, 16, 500.0)), torch.cat((z.real, z.imag), -1), rtol=0, atol=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(m=st.integers(0, 400), n=st.integers(0, 400), shift=st.integers(0, 600), half=st.integers(1, 32), seed=st.integers(0, 1000))
+def test_rope_scores_depend_on_the_distance_alone(m, n, shift, half, seed):
+    q, k = torch.randn(2, 1, 2 * half, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    table = rope_table(1001, 2 * half).double()
+
+    def at(x, position):
+        return apply_rope(x, table[:, position : position + 1])
+
+    near, far = (at(q, m) * at(k, n)).sum(), (at(q, m + shift) * at(k, n + shift)).sum()
+    assert near.item() == pytest.approx(far.item(), abs=1e-5)
+    assert at(q, m).norm().item() == pytest.approx(q.norm().item(), rel=1e-6)
+
+
+def test_rope_tables_stay_exact_at_far_positions():
+    angle = 100_000 * 10000.0 ** (-2 / 128)  # radians, with Python's floats
+    table = rope_table(100_001, 128)
+    assert table[0, -1, 1].item() == pytest.approx(math.cos(angle), abs=1e-7)
+    assert table[1, -1, 1].item() == pytest.approx(math.sin(angle), abs=1e-7)
+
+
+def test_qk_norm_makes_attention_blind_to_the_scale_of_queries_and_keys():
+    config = CONFIGS["modern"]
+    attn = Attention(config, 0).double()
+    x, rope = torch.randn(2, 24, 32, dtype=torch.float64), rope_table(24, 8)
+    before = attn(x, rope)
+    with torch.no_grad():
+        attn.c_attn.weight[: 32 + 8] *= 7  # queries and keys, not values
+    torch.testing.assert_close(attn(x, rope), before, rtol=1e-4, atol=1e-4)  # eps is all that differs
+
+
+@pytest.mark.parametrize("cap", [1.0, 15.0])
+def test_capped_logits_stay_within_the_cap_and_small_ones_pass(cap):
+    config = replace(CONFIGS["modern"], logit_softcap=cap)
+    model, idx = make(config, scale=50), tokens()
+    capped, free = model(idx)[0], GPT(replace(config, logit_softcap=0.0))
+    free.load_state_dict(model.state_dict())
+    raw = free(idx)[0]
+    assert capped.abs().max() <= cap < raw.abs().max()
+    torch.testing.assert_close(capped, cap * torch.tanh(raw / cap))
+
+
+# ---- what holds for every variant
+
+
+@every_config
+@pytest.mark.parametrize("impl", ["fused", "tiled", "naive"])
+def test_changing_a_token_changes_nothing_before_it(name, impl):
+    model, idx = make(replace(CONFIGS[name], attn_impl=impl)), tokens()
+    with torch.no_grad():
+        base = model(idx)[0]
+        for t in (0, 1, 12, 23):
+            other = idx.clone()
+            other[:, t] = (other[:, t] + 1) % 100
+            moved = (model(other)[0] - base).abs().amax(dim=(0, 2))
+            assert moved[:t].max().item() < 1e-6 if t else True
+            assert (moved[t:] > 1e-4).all()  # and every later place sees it
+
+
+@every_config
+def test_attention_implementations_give_the_same_logits_and_gradients(name):
+    results = []
+    for impl in ("fused", "tiled", "naive"):
+        model = make(replace(CONFIGS[name], attn_impl=impl), dtype=torch.float64)
+        logits, loss = model(tokens(), tokens(seed=1))
+        loss.backward()
+        results.append([logits, *(p.grad for p in model.parameters())])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-9, atol=1e-10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=st.sampled_from(list(CONFIGS)), cuts=st.sets(st.integers(1, 23)), impl=st.sampled_from(["fused", "tiled", "naive"]))
+def test_with_a_cache_the_logits_are_those_without_whatever_the_pieces(name, cuts, impl):
+    model, idx = make(replace(CONFIGS[name], attn_impl=impl), dtype=torch.float64), tokens()
+    cache, edges = KVCache(model.config, 3, dtype=torch.float64), [0, *sorted(cuts), 24]
+    with torch.no_grad():
+        pieces = [model(idx[:, a:b], cache=cache)[0] for a, b in zip(edges, edges[1:])]
+        torch.testing.assert_close(torch.cat(pieces, 1), model(idx)[0], rtol=1e-9, atol=1e-9)
+    assert cache.length == 24
+
+
+def test_the_cache_holds_key_heads_not_query_heads_and_says_when_it_is_full():
+    config = CONFIGS["llama-gqa"]
+    cache = KVCache(config, 3)
+    assert cache.k.shape == cache.v.shape == (2, 3, 2, 24, 8)
+    model = make(config)
+    with torch.no_grad():
+        model(tokens(T=20), cache=cache)
+        with pytest.raises(UserError, match="25 tokens.*block_size = 24.*at most 4"):
+            model(tokens(T=5), cache=cache)
+        assert cache.length == 20  # and it can still be used
+        model(tokens(T=4), cache=cache)
+    with pytest.raises(UserError, match="block_size = 24"):
+        model(tokens(T=25))
+
+
+@every_config
+def test_the_padding_of_the_vocabulary_is_never_seen(name):
+    model, idx, targets = make(CONFIGS[name]), tokens(), tokens(seed=1)
+    logits, loss = model(idx, targets)
+    loss.backward()
+    heads = [w for w in (model.wte.weight, getattr(model.lm_head, "weight", None)) if w is not None]
+    for w in heads:
+        assert w.shape[0] == 128 and w.grad[:100].any() and not w.grad[100:].any()
+        with torch.no_grad():
+            w[100:] = 1e4  # a loss or a sample that saw these rows would be another one
+    after, loss_after = model(idx, targets)
+    assert torch.equal(logits, after) and torch.equal(loss, loss_after)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU: there the padded rows are multiplied and cut off after")
+@every_config
+def test_the_padding_is_never_seen_on_a_gpu_either(name):
+    model, idx = make(CONFIGS[name]), tokens()
+    want = model(idx, idx)
+    model.cuda()
+    with torch.no_grad():
+        model.wte.weight[100:] = 1e4
+    torch.testing.assert_close(tuple(t.cpu() for t in model(idx.cuda(), idx.cuda())), want, rtol=1e-3, atol=1e-3)
+
+
+def test_dropout_acts_in_training_only_and_everywhere_it_should():
+    model, idx = make(replace(CONFIGS["gpt2"], dropout=0.5)), tokens()
+    still = make(CONFIGS["gpt2"])
+    assert torch.equal(model(idx)[0], still(idx)[0])
+    model.train()
+    assert not torch.equal(model(idx)[0], model(idx)[0])
+    x = torch.ones(1, 24, 32)
+    for part in (model.h[0].attn, model.h[0].mlp):
+        assert 0.3 < (part(x) == 0).float().mean() < 0.7  # the last thing a branch does
+
+
+@every_config
+def test_gradients_are_those_of_finite_differences(name):
+    model, idx, targets = make(CONFIGS[name], dtype=torch.float64), tokens(1, 6), tokens(1, 6, seed=1)
+    model(idx, targets)[1].backward()
+    gen = torch.Generator().manual_seed(3)
+    for p in model.parameters():
+        d = torch.randn(p.shape, generator=gen, dtype=torch.float64)
+        with torch.no_grad():
+            p += 1e-6 * d
+            up = model(idx, targets)[1].item()
+            p -= 2e-6 * d
+            down = model(idx, targets)[1].item()
+            p += 1e-6 * d
+        assert (up - down) / 2e-6 == pytest.approx((p.grad * d).sum().item(), rel=1e-4, abs=1e-7)
+
+
+@every_config
+def test_a_handful_of_steps_learns_a_sentence_by_heart(name):
+    torch.manual_seed(0)
+    model, idx = GPT(CONFIGS[name]), tokens(2)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    first = last = model(idx[:, :-1], idx[:, 1:])[1]
+    assert first.item() == pytest.approx(math.log(100), rel=0.03)
+    for _ in range(60):
+        opt.zero_grad()
+        last = model(idx[:, :-1], idx[:, 1:])[1]
+        last.backward()
+        opt.step()
+    assert last.item() < 0.2
+
+
+# ---- loss
+
+
+def test_the_loss_counts_what_is_not_minus_100_and_equals_torchs():
+    logits, targets = torch.randn(3, 7, 50, dtype=torch.float64), tokens(3, 7, 50)
+    targets[0, :4] = -100
+    flat = F.cross_entropy(logits.view(-1, 50), targets.view(-1), reduction="none").view(3, 7)
+    torch.testing.assert_close(token_loss(logits, targets, "none"), flat)
+    torch.testing.assert_close(token_loss(logits, targets, "sum"), flat.sum())
+    torch.testing.assert_close(token_loss(logits, targets), flat.sum() / 17)
+    torch.testing.assert_close(token_loss(logits, targets), F.cross_entropy(logits.mT, targets))
+    assert not token_loss(logits, targets, "none")[0, :4].any()
+
+
+def test_a_batch_without_targets_costs_nothing_and_moves_nothing():
+    model = make(CONFIGS["gpt2"])
+    loss = model(tokens(), torch.full((3, 24), -100))[1]
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype, expected", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_loss_is_computed_in_float32_or_better(dtype, expected, reduction):
+    logits = torch.randn(2, 5, 300).to(dtype)
+    targets = tokens(2, 5, 300)
+    loss = token_loss(logits, targets, reduction)
+    assert loss.dtype == expected
+    torch.testing.assert_close(loss.double(), token_loss(logits.double(), targets, reduction), rtol=1e-5, atol=1e-5)
+
+
+def test_under_autocast_the_loss_and_the_capped_logits_are_float32():
+    model, idx = make(CONFIGS["modern"]), tokens(1, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, loss = model(idx, idx)
+    assert loss.dtype == logits.dtype == torch.float32
+
+
+def test_targets_of_another_shape_and_padded_ids_are_refused():
+    model, idx = make(CONFIGS["gpt2"]), tokens(2, 12)
+    with pytest.raises(UserError, match=r"\(12, 2\).*\(2, 12\)"):
+        model(idx, idx.T)
+    with pytest.raises(IndexError):
+        model(idx, torch.full((2, 12), 100))  # a row of padding is no target
+    with pytest.raises(ValueError, match="median"):
+        model(idx, idx, reduction="median")
+
+
+# ---- first weights
+
+
+@every_config
+def test_made_on_meta_and_emptied_nothing_stays_uninitialised(name):
+    config = CONFIGS[name]
+    with torch.device("meta"):
+        model = GPT(config)
+    assert all(t.is_meta for t in [*model.parameters(), *model.buffers()])
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for t in [*model.parameters(), *model.buffers()]:
+            t.fill_(math.nan)  # what to_empty may hold
+    model.init_weights(torch.Generator().manual_seed(7))
+    twin = GPT(config).init_weights(torch.Generator().manual_seed(7))
+    ours, theirs = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, twin))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+    assert torch.equal(model(tokens())[0], twin(tokens())[0])
+
+
+def test_nothing_else_lives_in_plain_attributes_where_to_empty_cannot_reach_it():
+    for config in CONFIGS.values():
+        for module in GPT(config).modules():
+            assert not any(isinstance(v, torch.Tensor) for v in vars(module).values())
+
+
+@pytest.mark.parametrize("n_layer", [1, 3, 12])
+def test_residual_projections_start_smaller_with_depth(n_layer):
+    model = GPT(GPTConfig.gpt2(vocab_size=256, block_size=8, n_layer=n_layer, n_head=4, n_embd=128))
+    for name, p in model.named_parameters():
+        if name.endswith("c_proj.weight"):
+            assert p.std().item() == pytest.approx(0.02 / math.sqrt(2 * n_layer), rel=0.05), name
+        elif p.dim() == 2:
+            assert p.std().item() == pytest.approx(0.02, rel=0.05), name
+
+
+def test_the_modern_variant_starts_as_the_identity():
+    model, idx = GPT(CONFIGS["modern"]), tokens()
+    x = model.wte(idx)
+    for block in model.h:
+        assert torch.equal(block(x, model.rope), x)
+    assert not model(idx)[0].any()
+
+
+def test_a_tied_model_has_one_matrix_and_both_its_uses_teach_it():
+    model = make(CONFIGS["gpt2"])
+    assert model.lm_head is None and "lm_head.weight" not in model.state_dict()
+    idx = torch.zeros(1, 4, dtype=torch.long)  # only id 0 is read
+    model(idx, idx + 1)[1].backward()
+    assert (model.wte.weight.grad[:100].abs().sum(dim=1) > 0).all()  # every id is an answer that was not given
+    assert "rope" not in GPT(CONFIGS["llama"]).state_dict()
+
+
+# ---- bad configs
+
+
+BAD = [
+    ("vocab_size", 0), ("block_size", -1), ("n_layer", 0), ("n_layer", 2.0), ("n_layer", "2"), ("n_layer", True), ("n_head", None),
+    ("n_embd", 30), ("n_kv_head", 3), ("n_kv_head", 0), ("position", "alibi"), ("norm", None), ("mlp", "ReLU"), ("mlp_hidden", 0), ("bias", "yes"),
+    ("tie_weights", 1), ("qk_norm", None), ("logit_softcap", -1.0), ("logit_softcap", math.nan), ("dropout", 1.0), ("dropout", -0.1),
+    ("dropout", "0.1"), ("rope_theta", 0.0), ("norm_eps", math.inf), ("norm_eps", None), ("init", "xavier"), ("init", "zero"), ("attn_impl", "flash"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field, value", BAD)
+def test_a_bad_value_is_told_once_with_field_value_and_remedy(field, value):
+    problems = replace(CONFIGS["gpt2"], **{field: value}).problems()
+    assert len(problems) == 1 and field in problems[0] and str(value) in problems[0] and "choose" in problems[0], problems
+
+
+def test_every_field_of_the_config_has_a_bad_value_above():
+    assert {f.name for f in fields(GPTConfig)} == {field for field, _ in BAD}
+
+
+def test_all_problems_are_told_together_before_anything_is_made():
+    config = GPTConfig(n_layer=0, n_head=5, n_kv_head=2, position="x", dropout=1.5, bias=None, init="mup")
+    with pytest.raises(UserError) as error:
+        GPT(config)
+    for word in ("n_layer = 0", "n_embd = 768", "n_kv_head = 2", "position = 'x'", "dropout = 1.5", "bias = None", "init = 'mup'"):
+        assert word in str(error.value)
+    assert "odd" in str(GPTConfig.llama(n_embd=36, n_head=12).problems())
+
+
+@every_config
+def test_the_configs_of_the_book_have_no_problems_and_survive_json(name):
+    config = CONFIGS[name]
+    assert config.problems() == []
+    assert GPTConfig(**json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_every_field_is_a_flag_with_its_help(capsys):
+    import tyro
+
+    config = tyro.cli(GPTConfig, args=["--n-layer", "3", "--position", "rope", "--n-kv-head", "2", "--no-bias"])
+    assert config == GPTConfig(n_layer=3, position="rope", n_kv_head=2, bias=False)
+    with pytest.raises(SystemExit):
+        tyro.cli(GPTConfig, args=["--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for words in ("Longest context in tokens", "Width of the residual stream", "Which implementation of attention"):
+        assert words in shown
