@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -82,16 +83,29 @@ def test_values_and_gradients_are_those_of_a_loop_over_single_queries(impl, T, S
     assert_all_close(ours, with_grads(lambda *t: oracle(*t, causal, window), inputs), atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_tiles_of_any_size_over_sequences_of_any_length_change_nothing(data):
     draw = lambda lo, hi: data.draw(st.integers(lo, hi))
-    T, S, n_kv_head, group, block = draw(1, 20), draw(1, 20), draw(1, 2), draw(1, 3), draw(1, 25)
+    T, S, n_kv_head, group, block = draw(1, 20), draw(1, 20), draw(1, 2), draw(1, 3), draw(1, 8)
     causal = data.draw(st.booleans())
     window = data.draw(st.none() | st.integers(1, 22)) if causal else None
     inputs = qkv(T, S, n_kv_head * group, n_kv_head, dim=4, B=1)
     ours = with_grads(lambda *t: tiled_attention(*t, causal, window, block=block), inputs)
     assert_all_close(ours, with_grads(lambda *t: oracle(*t, causal, window), inputs), atol=1e-11)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 5])
+@pytest.mark.parametrize("block", [1, 2, 3, 4])
+def test_the_tiles_cover_what_may_be_seen_exactly_once_and_no_tile_is_in_vain(window, block):
+    for T, S in itertools.product(range(1, 9), repeat=2):
+        seen = torch.zeros(T, S, dtype=torch.int64)
+        for rows, tiles in module._tiles(T, S, True, window, block):
+            for cols, mask in tiles:
+                seen[rows, cols] += 1 if mask is None else mask
+                assert mask is None or (mask.any() and not mask.all()), "a tile that is all hidden, or masked without need"
+        at = lambda i: i + S - T
+        assert seen.tolist() == [[int(j <= at(i) and (window is None or j > at(i) - window)) for j in range(S)] for i in range(T)]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -295,14 +309,30 @@ def test_half_precision_is_added_up_in_float32(impl, dtype):
     assert_all_close([t.double() for t in ours], reference, atol=8 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps)
 
 
+def test_running_sums_are_kept_in_float32_over_many_tiles():
+    q, k = torch.zeros(1, 1, 1, 4, dtype=torch.bfloat16), torch.zeros(1, 1, 600, 4, dtype=torch.bfloat16)
+    v = (torch.arange(600) >= 300).to(torch.bfloat16)[None, None, :, None]
+    assert tiled_attention(q, k, v, block=1).item() == 0.5  # a bfloat16 sum of ones stops at 256
+
+
 @pytest.mark.parametrize("impl", IMPLS)
 def test_autocast_gives_bfloat16_outputs_and_float32_gradients_whatever_the_mix_of_inputs(impl):
-    q, k, v = qkv(9, 9, dtype=torch.float32)  # as after RoPE: q and k in float32, v from an autocast linear layer
+    q, k, v = qkv(9, 9, dtype=torch.float32)
+    for values in (v, v.bfloat16()):  # after RoPE q and k may be float32, v bfloat16
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = attention(q, k, values, impl=impl)
+            grads = torch.autograd.grad(y.float().sum(), [q, k, v])
+        assert y.dtype == torch.bfloat16 and all(g.dtype == torch.float32 for g in grads)
+        torch.testing.assert_close(y.float(), oracle(q, k, v), atol=0.03, rtol=0.03)
+
+
+def test_tiled_under_autocast_is_tiled_on_inputs_cast_by_hand_to_the_last_bit():
+    q, k, v = inputs = qkv(9, 9, dtype=torch.float32)
+    fn = lambda *t: attention(*t, impl="tiled")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = attention(q, k, v.bfloat16(), impl=impl)
-        grads = torch.autograd.grad(y.float().sum(), [q, k, v])
-    assert y.dtype == torch.bfloat16 and all(g.dtype == torch.float32 for g in grads)
-    torch.testing.assert_close(y.float(), oracle(q, k, v), atol=0.03, rtol=0.03)
+        ours = with_grads(fn, inputs)  # the backward pass under autocast, too
+    for a, b in zip(ours, with_grads(lambda *t: fn(*(x.bfloat16() for x in t)), inputs), strict=True):
+        assert a.equal(b)
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -293,6 +293,7 @@ def test_bad_input_gets_one_sentence():
         (lambda: FloatFormat("odd", 1, 3), "exponent_bits must be 2 to 11, not 1"),
         (lambda: FloatFormat("odd", 5, 60), "mantissa_bits 1 to 52, not 60"),
         (lambda: FloatFormat("odd", 5, 2, special="inf"), "special = 'inf'"),
+        (lambda: FloatFormat("odd", 11, 5, special="nan"), "special must be 'ieee', not 'nan'"),
     ]:
         with pytest.raises(UserError, match=words):
             call()

@@ -28,9 +28,12 @@ class FloatFormat:
 
     def __post_init__(self):
         if not (2 <= self.exponent_bits <= 11 and 1 <= self.mantissa_bits <= 52):
-            raise UserError(f"{self.name}: exponent_bits must be 2 to 11, not {self.exponent_bits}, and mantissa_bits 1 to 52, not {self.mantissa_bits}")
+            bits = f"exponent_bits must be 2 to 11, not {self.exponent_bits}, and mantissa_bits 1 to 52, not {self.mantissa_bits}"
+            raise UserError(f"{self.name}: {bits}")
         if self.special not in ("ieee", "nan", "none"):
             raise UserError(f"{self.name}: special = {self.special!r} must be 'ieee', 'nan' or 'none'")
+        if self.exponent_bits == 11 and self.special != "ieee":
+            raise UserError(f"{self.name}: with 11 exponent bits special must be 'ieee', not {self.special!r}: float64 could not hold the numbers")
 
     @property
     def bits(self) -> int:
@@ -159,7 +162,7 @@ def round_to(
     "The numbers of `fmt` nearest to `x`; halfway cases go to the one whose last mantissa bit is 0."
     wide = _exact(x)
     spacing = _power_of_two(_exponent(wide, fmt)) * fmt.eps
-    rounded = torch.round(wide / spacing) * spacing  # dividing by a power of two is exact; torch.round takes ties to even
+    rounded = torch.round(wide / spacing) * spacing  # torch.round takes ties to even
     return _fit(rounded, x, fmt, saturate)
 
 
@@ -227,7 +230,7 @@ def stochastic_round_to(
     generator: torch.Generator | None = None,  # on the device of `x`; None: torch's global one
     saturate: bool = False,  # as in `round_to`
 ) -> torch.Tensor:  # dtype as from `round_to`
-    "One of the two neighbours of `x` in `fmt`, each the likelier the nearer it is, so that the mean over many draws is `x`."
+    "One of the two neighbours of `x` in `fmt`, the nearer the likelier, so that the mean of many draws is `x` (Gupta et al. 2015)."
     wide = _exact(x)
     spacing = _power_of_two(_exponent(wide, fmt)) * fmt.eps
     steps = wide / spacing

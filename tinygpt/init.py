@@ -77,6 +77,12 @@ def init_weights(
             raise TypeError(f"init_weights does not know how to set {name or 'the model'} ({type(module).__name__}): its weights would stay as they are")
     return model
 
+# %% ../nbs/05_init.ipynb #summary
+def _summary(x: torch.Tensor) -> dict[str, float]:
+    "Mean, standard deviation, root mean square and largest magnitude of all entries, computed in float32 or better."
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    return {"mean": x.mean().item(), "std": x.std(unbiased=False).item(), "rms": x.square().mean().sqrt().item(), "absmax": x.abs().max().item()}
+
 # %% ../nbs/05_init.ipynb #stats
 class ActivationStats:
     """Record the outputs of chosen modules, and the gradients that come back to them, while the `with` block runs.
@@ -120,9 +126,3 @@ class ActivationStats:
     ) -> torch.Tensor:
         "One figure as a tensor (modules, calls)."
         return torch.tensor([[row[figure] for row in rows] for rows in getattr(self, what).values()])
-
-# %% ../nbs/05_init.ipynb #summary
-def _summary(x: torch.Tensor) -> dict[str, float]:
-    "Mean, standard deviation, root mean square and largest magnitude of all entries, computed in float32 or better."
-    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-    return {"mean": x.mean().item(), "std": x.std(unbiased=False).item(), "rms": x.square().mean().sqrt().item(), "absmax": x.abs().max().item()}

@@ -106,7 +106,7 @@ def config_to_hf(config: GPTConfig) -> dict:
     if kind == "gpt2":
         return both | {
             "architectures": ["GPT2LMHeadModel"], "n_positions": c.block_size, "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd,
-            "n_inner": c.hidden, "activation_function": "gelu_new", "layer_norm_epsilon": c.norm_eps,
+            "n_inner": c.mlp_hidden, "activation_function": "gelu_new", "layer_norm_epsilon": c.norm_eps,
             "attn_pdrop": c.dropout, "embd_pdrop": c.dropout, "resid_pdrop": c.dropout,
         }  # fmt: skip
     return both | {

@@ -19,11 +19,12 @@ class RunLog:
     def __init__(
         self,
         folder: Path,  # exists
-        from_step: int = 0,  # lines of this step or later are cut off: the run is about to make them again
+        from_step: int = 0,  # steps made so far; lines of what comes after are cut off: the run is about to make them again
         show=print,  # where the text lines go besides the file; a progress bar's `write` keeps them apart from the bar
     ):
         self.folder, self.show = Path(folder), show
-        kept = [line for line in read_metrics(folder) if line["step"] < from_step] if from_step else []
+        # training lines carry the number of the step they made, validation lines the number of steps made before them
+        kept = [line for line in read_metrics(folder) if line["step"] < from_step + ("val_loss" in line)] if from_step else []
         self.metrics = open(self.folder / "metrics.jsonl", "w", encoding="utf-8", newline="\n")
         self.text = open(self.folder / "log.txt", "a" if from_step else "w", encoding="utf-8", newline="\n")
         for line in kept:

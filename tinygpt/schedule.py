@@ -25,14 +25,16 @@ def make_schedule(
         raise UserError("; ".join(problems))
     last = max_steps - 1
 
+    # the way down goes from multiplier 1 at step `top` to `final` at step `last`
+    top = {"cosine": warmup_steps, "trapezoid": max(warmup_steps, last - round(cooldown * max_steps)), "constant": last}[kind]
+
     def multiplier(step: int) -> float:
+        step = min(step, last)  # past the end nothing moves
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
-        if kind == "constant":
+        if step <= top:
             return 1.0
-        # the way down goes from multiplier 1 at step `top` to `final` at step `last`
-        top = warmup_steps if kind == "cosine" else max(warmup_steps, last - round(cooldown * max_steps))
-        done = 1.0 if step >= last else max(0.0, (step - top) / (last - top))
+        done = (step - top) / (last - top)
         down = 0.5 * (1 + math.cos(math.pi * done)) if kind == "cosine" else 1 - done
         return final + (1 - final) * down
 

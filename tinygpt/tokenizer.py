@@ -102,8 +102,7 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         where = f"text[{error.start}] is {text[error.start]!r}, half of a surrogate pair and no character"
-        remedy = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
-        raise UserError(f"{where}: repair the text with {remedy}") from error
+        raise UserError(f'{where}: repair it by text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")') from error
 
 # %% ../nbs/02_tokenizer.ipynb #char
 class CharTokenizer(Tokenizer):

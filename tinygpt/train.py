@@ -7,6 +7,7 @@ __all__ = ['TrainResult', 'StopSignal', 'check_folder', 'compare_with_compressor
 
 # %% ../nbs/19_train.ipynb #imports
 import contextlib
+import copy
 import json
 import math
 import shutil
@@ -117,7 +118,7 @@ def train(
     progress: str = "bar",  # "bar" with lines above it, "lines" only (for notebooks), or "none"; the files are written all the same
 ) -> TrainResult:
     "Train a GPT. UserError, before anything is written, for settings or data that cannot work."
-    config.check()
+    config = copy.deepcopy(config.check())  # the caller's stays as it was
     folder = config.folder
     check_folder(folder, resume, overwrite)
     if config.system.threads:
@@ -199,7 +200,8 @@ def train(
             bar.update()
 
             last = step == o.max_steps or caught.stop
-            if step % e.log_every == 0 or last:  # reading a number makes a GPU wait, so several are read at once
+            saving = last or e.save_every and step % e.save_every == 0
+            if step % e.log_every == 0 or saving:  # reading a number makes a GPU wait, so several are read at once
                 synchronize()
                 speeds.append(len(pending) * rows_tokens / (time.perf_counter() - since))
                 for at, loss, norm, rate in pending:
@@ -219,7 +221,7 @@ def train(
                 validate(e.eval_tokens)
                 if e.sample_tokens:
                     sample()
-            if e.save_every and step % e.save_every == 0 or last:
+            if saving and not bad_in_a_row:  # what is saved is good
                 save()
             since += time.perf_counter() - paused
         bar.close()

@@ -86,26 +86,55 @@ def unexecuted(path):
                 yield cell
 
 
+def with_solutions(nb):
+    "A copy of the notebook with each exercise's folded solution, and its check again, as cells at the end."
+    nb = nbformat.from_dict(nb)
+    cells = {c.id: c for c in nb.cells}
+    for name in [c.id for c in nb.cells if re.fullmatch(r"ex\d+-md", c.id)]:
+        number = name.removesuffix("-md")
+        solution = re.search(r"```python\n(.*?)```", cells[f"{number}-solution"].source, re.S)[1]
+        for part, source in (("solved", solution), ("checked", cells[f"{number}-check"].source)):
+            nb.cells.append(nbformat.v4.new_code_cell(source, id=f"{number}-{part}"))
+    return nb
+
+
+def exercise_problems(nb):
+    "Stubs that pass as solved, and solutions that do not."
+    for cell in nb.cells:
+        text = "".join(o.get("text", "") for o in cell.get("outputs", []))
+        if re.fullmatch(r"ex\d+-check", cell.id) and "not solved yet" not in text:
+            yield f"{cell.id}: the untouched stub is not reported as unsolved"
+        if re.fullmatch(r"ex\d+-checked", cell.id) and ("solved" not in text or "not solved" in text):
+            yield f"{cell.id}: the folded solution does not solve the exercise"
+
+
 def run(names, write: bool) -> int:
-    "Execute the chapters in fresh kernels, one after the other; `write` stores the outputs."
+    """Execute the chapters in fresh kernels, one after the other; `write` stores the outputs.
+
+    Without `write` it is copies that run, and at the end of each the folded solutions of its exercises.
+    """
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
     failed, total = [], time.time()
     for path in chapters(names):
         nb, start = nbformat.read(path, as_version=4), time.time()
+        if not write:
+            nb = with_solutions(nb)
         try:
             # the kernel starts in nbs/, as it does in JupyterLab; the package is the installed one
-            NotebookClient(nb, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
+            NotebookClient(nb, timeout=600, coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}}).execute()
             print(f"{path.name:28s} {time.time() - start:6.1f} s", flush=True)
+            for problem in exercise_problems(nb) if not write else ():
+                failed.append(path.name)
+                print(f"    {problem}")
         except CellExecutionError as error:
             failed.append(path.name)
             print(f"{path.name:28s} FAILED\n{error}", flush=True)
-            continue
-        if write:
+        if write and path.name not in failed:
             nbformat.write(nb, path)
             command("nbdev_clean", "--fname", path, cwd=ROOT)
-    print(f"{len(chapters(names)) - len(failed)} chapters ran in {time.time() - total:.0f} s" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    print(f"{len(chapters(names))} chapters in {time.time() - total:.0f} s" + (f"; failed: {', '.join(sorted(set(failed)))}" if failed else ", all well"))
     return bool(failed)
 
 

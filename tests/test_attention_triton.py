@@ -1,0 +1,124 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tinygpt import attention_triton
+from tinygpt.attention import attention
+from tinygpt.attention_triton import triton_attention, triton_problem
+from tinygpt.support import UserError, peak_bytes
+
+#        T, S, n_head, n_kv_head, head_dim, causal, window
+SHAPES = [
+    (1, 1, 1, 1, 16, True, None),
+    (70, 70, 2, 2, 16, True, None),
+    (64, 64, 2, 1, 32, True, None),
+    (70, 70, 2, 2, 16, False, None),
+    (33, 70, 4, 2, 20, False, None),  # a head_dim that is no power of two
+    (5, 70, 4, 1, 16, True, None),
+    (1, 70, 4, 2, 8, True, None),
+    (70, 33, 2, 1, 16, True, None),  # the first 37 queries see nothing
+    (70, 70, 4, 2, 16, True, 9),
+    (40, 100, 2, 1, 16, True, 33),
+    (100, 40, 2, 2, 16, True, 5),
+    (70, 70, 1, 1, 16, True, 1),
+]
+
+
+def where_the_kernels_run():
+    "cuda, cpu with the interpreter, or a skip with the reason."
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if problem := triton_problem(device):
+        pytest.skip(problem)
+    return device
+
+
+def qkv(device, T, S, n_head, n_kv_head, dim, dtype=torch.float32):
+    g = torch.Generator().manual_seed(0)
+    sizes = [(2, n_head, T, dim), (2, n_kv_head, S, dim), (2, n_kv_head, S, dim)]
+    return [torch.randn(size, generator=g).to(device, dtype).requires_grad_() for size in sizes]
+
+
+def check_against_float64(device, shape, dtype, tolerance):
+    *sizes, causal, window = shape
+    inputs = qkv(device, *sizes, dtype)
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    results = []
+    for impl, tensors in (("triton", inputs), ("naive", exact)):
+        y = attention(*tensors, causal=causal, window=window, impl=impl)
+        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y)
+        results.append([y.detach(), *torch.autograd.grad(y, tensors, dy)])
+    for name, ours, theirs in zip(("y", "dq", "dk", "dv"), *results, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.double(), theirs, atol=tolerance, rtol=tolerance, msg=lambda m: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_are_those_of_the_naive_version_in_float64(shape):
+    check_against_float64(where_the_kernels_run(), shape, torch.float32, 1e-5 if not torch.cuda.is_available() else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_inputs_are_added_up_in_float32(dtype):
+    check_against_float64(where_the_kernels_run(), (70, 70, 2, 1, 16, True, None), dtype, 16 * torch.finfo(dtype).eps)
+
+
+def test_queries_that_see_nothing_give_zero_and_pass_no_gradient():
+    q, k, v = qkv(where_the_kernels_run(), 70, 33, 2, 1, 16)
+    y = triton_attention(q, k, v)
+    dq, dk, dv = torch.autograd.grad(y.square().sum(), (q, k, v))
+    assert (y[:, :, :37] == 0).all() and (dq[:, :, :37] == 0).all()
+    assert all(t.isfinite().all() for t in (y, dq, dk, dv))
+
+
+def test_it_keeps_the_inputs_the_output_and_one_number_per_query_and_head():
+    q, k, v = qkv(where_the_kernels_run(), 70, 70, 4, 2, 16)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = triton_attention(q, k, v)
+    assert [t.data_ptr() for t in kept[:4]] == [t.data_ptr() for t in (q, k, v, y)]
+    assert [tuple(t.shape) for t in kept[4:]] == [(2, 4, 70)]
+
+
+def test_views_that_are_not_contiguous_give_the_same_numbers():
+    q, k, v = qkv(where_the_kernels_run(), 40, 40, 2, 2, 16)
+    turned = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    assert not turned[0].is_contiguous()
+    torch.testing.assert_close(triton_attention(*turned), triton_attention(q, k, v), atol=0, rtol=0)
+
+
+def test_dropout_and_float64_are_refused_in_one_sentence():
+    inputs = qkv(where_the_kernels_run(), 4, 4, 2, 2, 16)
+    with pytest.raises(UserError, match="dropout = 0.1"):
+        attention(*inputs, dropout=0.1, impl="triton")
+    with pytest.raises(UserError, match="float64"):
+        attention(*(t.double() for t in inputs), impl="triton")
+
+
+def test_without_triton_the_sentence_names_the_package_and_the_other_implementations(monkeypatch):
+    monkeypatch.setattr(attention_triton, "triton", None)
+    with pytest.raises(UserError, match="pip install triton.*'fused' or 'tiled'"):
+        attention(*qkv("cpu", 4, 4, 2, 2, 16), impl="triton")
+
+
+def test_on_a_cpu_without_the_interpreter_the_sentence_says_so():
+    code = "import tinygpt.attention_triton as a; print(a.triton_problem('cpu'))"
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    assert "pip install triton" in said or "TRITON_INTERPRET=1" in said
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_memory_grows_with_the_length_and_not_its_square_on_cuda():
+    device = where_the_kernels_run()
+
+    def peak(T):
+        q, k, v = qkv(device, T, T, 8, 8, 64, torch.bfloat16)
+        run = lambda: triton_attention(q, k, v).sum().backward()
+        run()
+        return peak_bytes(run)
+
+    assert peak(4096) / peak(2048) < 2.2

@@ -1,0 +1,294 @@
+"""Both ways between Hugging Face's GPT-2 and Llama and our model: logits, losses and gradients; and what is refused."""
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.model_hf import config_from_hf, config_to_hf, export_hf, load_hf, state_from_hf, state_to_hf
+from tinygpt.support import UserError
+
+transformers = pytest.importorskip("transformers")
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+SIZE = dict(vocab_size=101, n_positions=32, n_embd=48, n_layer=3, n_head=4, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, bos_token_id=0, eos_token_id=0)  # fmt: skip
+LSIZE = dict(vocab_size=101, max_position_embeddings=32, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4)
+THEIRS = {
+    "gpt2": GPT2Config(**SIZE),
+    "gpt2-untied": GPT2Config(**SIZE, tie_word_embeddings=False, n_inner=100, layer_norm_epsilon=1e-3),
+    "llama": LlamaConfig(**LSIZE),
+    "llama-gqa": LlamaConfig(**LSIZE, num_key_value_heads=2, rms_norm_eps=1e-3),
+    "llama-tied": LlamaConfig(**LSIZE, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 77.0}),
+    "llama-bias": LlamaConfig(**LSIZE, attention_bias=True, mlp_bias=True),
+}
+every = pytest.mark.parametrize("name", THEIRS)
+
+
+def their_model(config, seed=0):
+    "A Hugging Face model with weights five times as large as a fresh model's, norms and biases not at 1 and 0."
+    torch.manual_seed(seed)
+    model = (GPT2LMHeadModel if config.model_type == "gpt2" else LlamaForCausalLM)(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(5) if p.dim() > 1 else p.add_(0.1 * torch.randn_like(p))
+    return model.eval()
+
+
+def our_model(model):
+    "The same weights in our model, not through a file."
+    hf = model.config.to_dict()
+    return state_from_hf(GPT(config_from_hf(hf)), model.state_dict(), hf["model_type"]).eval()
+
+
+def tokens(B=2, T=32, seed=0):
+    return torch.randint(101, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def gradients_by_their_names(ours):
+    twin = deepcopy(ours)
+    for p, q in zip(twin.parameters(), ours.parameters()):
+        p.data = q.grad
+    return state_to_hf(twin)
+
+
+@every
+def test_logits_loss_and_gradients_are_hugging_faces_on_its_own_large_weights(name):
+    theirs = their_model(THEIRS[name])
+    ours, idx = our_model(theirs), tokens()
+    targets = torch.cat([idx[:, 1:], torch.full((2, 1), -100)], dim=1)  # they shift inside
+    want, (logits, loss) = theirs(idx, labels=idx), ours(idx, targets)
+    assert want.logits.abs().max() > 1.5  # large enough that a wrong part shows
+    torch.testing.assert_close(logits, want.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss, want.loss, rtol=1e-5, atol=1e-5)
+    want.loss.backward()
+    loss.backward()
+    grads = gradients_by_their_names(ours)
+    for their_name, p in theirs.named_parameters():
+        torch.testing.assert_close(grads.pop(their_name), p.grad, rtol=1e-4, atol=1e-5, msg=lambda m: f"{their_name}: {m}")
+    assert not grads
+
+
+@every
+def test_in_float64_nothing_but_rope_tables_differ(name):
+    theirs = their_model(THEIRS[name])
+    ours, theirs, idx = our_model(theirs).double(), theirs.double(), tokens()
+    with torch.no_grad():
+        difference = (ours(idx)[0] - theirs(idx).logits).abs().max().item()
+    assert difference < (1e-12 if name.startswith("gpt2") else 1e-5)
+
+
+@every
+def test_the_parity_notices_a_wrong_gelu_a_wrong_theta_and_a_wrong_layout(name, monkeypatch):
+    theirs = their_model(THEIRS[name])
+    ours, idx = our_model(theirs), tokens()
+    want = theirs(idx).logits
+    if name.startswith("gpt2"):
+        monkeypatch.setattr("tinygpt.model.F.gelu", lambda x, approximate: torch.erf(x / 2**0.5).add(1).mul(x / 2))
+    else:
+
+        def interleaved(x, rope):
+            cos, sin = rope
+            a, b = x[..., 0::2], x[..., 1::2]
+            return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+
+        monkeypatch.setattr("tinygpt.model.apply_rope", interleaved)
+    assert (ours(idx)[0] - want).abs().max() > 1e-4
+
+
+@every
+def test_a_folder_that_transformers_wrote_is_read_and_one_that_we_wrote_is_read_by_transformers(name, tmp_path):
+    theirs, idx = their_model(THEIRS[name]), tokens()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = GPT.from_hf(tmp_path / "theirs", dropout=0.1).eval()
+    assert ours.config.dropout == 0.1
+    torch.testing.assert_close(ours(idx)[0], theirs(idx).logits, rtol=1e-5, atol=1e-5)
+    export_hf(ours, tmp_path / "ours")
+    again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(again) is type(theirs)
+    torch.testing.assert_close(again.eval()(idx).logits, theirs(idx).logits, rtol=0, atol=0)
+    back = load_hf(tmp_path / "ours")
+    assert all(torch.equal(p, q) for p, q in zip(back.parameters(), ours.parameters()))
+    assert replace(back.config, dropout=0.1) == ours.config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPTConfig.gpt2(vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32, bias=False, tie_weights=False),
+        GPTConfig.gpt2(vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32, bias=False),
+        GPTConfig.llama(vocab_size=101, block_size=16, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, rope_theta=500.0, norm_eps=1e-2),
+    ],
+)
+def test_a_model_born_here_opens_in_transformers_with_the_same_logits(config, tmp_path):
+    model, idx = GPT(config).eval(), tokens(T=16)
+    theirs = AutoModelForCausalLM.from_pretrained(export_hf(model, tmp_path / "out")).eval()
+    torch.testing.assert_close(theirs(idx).logits, model(idx)[0], rtol=1e-5, atol=1e-5)
+    assert theirs.config.eos_token_id == 100
+    assert theirs.generate(idx[:1, :4], max_new_tokens=3, do_sample=False, pad_token_id=0).shape[1] <= 7
+
+
+def test_half_precision_weights_keep_their_dtype_in_the_file(tmp_path):
+    model = GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)).bfloat16()
+    theirs = AutoModelForCausalLM.from_pretrained(export_hf(model, tmp_path / "out"))
+    assert theirs.dtype == torch.bfloat16 and torch.equal(theirs.lm_head.weight, model.lm_head.weight[:101])
+
+
+def test_shards_old_pickles_bare_names_and_mask_buffers_are_read(tmp_path):
+    theirs, idx = their_model(THEIRS["gpt2"]), tokens()
+    want = theirs(idx).logits
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert (tmp_path / "shards/model.safetensors.index.json").is_file()
+    torch.testing.assert_close(load_hf(tmp_path / "shards").eval()(idx)[0], want, rtol=1e-5, atol=1e-5)
+    old = tmp_path / "old"  # as the first GPT-2 on the hub: no prefix, the causal masks among the weights
+    old.mkdir()
+    state = {k.removeprefix("transformer."): v for k, v in theirs.state_dict().items() if k != "lm_head.weight"}
+    state |= {f"h.{i}.attn.bias": torch.ones(1, 1, 32, 32).tril() for i in range(3)}
+    torch.save(state, old / "pytorch_model.bin")
+    theirs.config.save_pretrained(old)
+    torch.testing.assert_close(load_hf(old).eval()(idx)[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_missing_defaults_in_config_json_are_those_of_transformers():
+    assert config_from_hf({"model_type": "gpt2"}) == GPTConfig.gpt2()
+    ours, theirs = config_from_hf({"model_type": "llama"}), LlamaConfig()
+    assert (ours.vocab_size, ours.n_embd, ours.hidden, ours.n_layer, ours.n_head, ours.block_size, ours.norm_eps, ours.tie_weights) == (
+        theirs.vocab_size, theirs.hidden_size, theirs.intermediate_size, theirs.num_hidden_layers, theirs.num_attention_heads,
+        theirs.max_position_embeddings, theirs.rms_norm_eps, theirs.tie_word_embeddings)  # fmt: skip
+    old = {"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": None}  # as transformers 4 wrote it
+    assert config_from_hf(old).rope_theta == 500000.0
+
+
+@pytest.mark.parametrize(
+    "change, word",
+    [
+        ({"model_type": "bert"}, "bert"), ({"model_type": None}, "None"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "relu"), ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "inverse_layer"),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
+        ({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
+        ({"model_type": "llama", "hidden_act": "gelu"}, "gelu"), ({"model_type": "llama", "attention_bias": True}, "bias"),
+        ({"model_type": "llama", "head_dim": 64}, "head_dim"),
+    ],
+)  # fmt: skip
+def test_what_our_model_cannot_do_is_refused_not_ignored(change, word):
+    with pytest.raises(UserError, match=word):
+        config_from_hf(change)
+
+
+def test_a_modern_model_is_refused_with_every_reason_and_nothing_is_written(tmp_path):
+    model = GPT(GPTConfig.modern(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32))
+    with pytest.raises(UserError, match="relu2.*qk_norm.*logit_softcap"):
+        export_hf(model, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="n_kv_head"):
+        config_to_hf(GPTConfig.gpt2(n_kv_head=4))
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UserError, match="exists"):
+        export_hf(GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)), tmp_path / "there")
+
+
+def test_broken_folders_are_told_in_a_sentence(tmp_path):
+    good = export_hf(GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32)), tmp_path / "good")
+    files = {p.name: p.read_bytes() for p in good.iterdir()}
+    hf = json.loads(files["config.json"])
+
+    def folder(name, **changed):
+        (tmp_path / name).mkdir()
+        for file, data in (files | changed).items():
+            if data is not None:
+                (tmp_path / name / file).write_bytes(data)
+        return tmp_path / name
+
+    cases = [
+        (folder("a", **{"config.json": None}), "no config.json"),
+        (folder("b", **{"config.json": b"{"}), "not JSON"),
+        (folder("c", **{"model.safetensors": None}), "no model.safetensors"),
+        (folder("d", **{"model.safetensors": files["model.safetensors"][:1000]}), "cannot be read"),
+        (folder("e", **{"config.json": json.dumps(hf | {"num_hidden_layers": 3}).encode()}), "layers.2.*missing"),
+        (folder("f", **{"config.json": json.dumps(hf | {"num_hidden_layers": 1}).encode()}), "layers.1.*left over"),
+        (folder("g", **{"config.json": json.dumps(hf | {"vocab_size": 100}).encode()}), r"\(101, 32\).*\(100, 32\)"),
+        (folder("h", **{"config.json": json.dumps(hf | {"vocab_size": 0}).encode()}), "vocab_size = 0"),
+    ]
+    for path, words in cases:
+        with pytest.raises(UserError, match=words):
+            load_hf(path)
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    "The few answers of the hub that a download needs."
+
+    files: dict = {}
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET(body=False)
+
+    def do_GET(self, body=True):
+        path = self.path.split("?")[0]
+        name = path.rpartition("/")[2]
+        if "you/tiny" not in path:
+            path = name = ""
+        if path.startswith("/api/models/"):
+            info = {"_id": "0", "id": "you/tiny", "modelId": "you/tiny", "sha": "a" * 40, "private": False, "tags": [], "downloads": 0, "likes": 0}
+            if "/tree/" in path:
+                data = json.dumps([{"type": "file", "path": n, "size": len(d), "oid": "b" * 40} for n, d in self.files.items()]).encode()
+            else:
+                data = json.dumps(info | {"siblings": [{"rfilename": n} for n in self.files]}).encode()
+        elif "/resolve/" in path and name in self.files:
+            data = self.files[name]
+        else:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+            return
+        self.send_response(200)
+        for key, value in {"Content-Length": len(data), "ETag": f'"{len(data)}"', "X-Repo-Commit": "a" * 40, "Content-Type": "application/json"}.items():
+            self.send_header(key, str(value))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+
+def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_cache_or_a_clear_sentence(tmp_path):
+    pytest.importorskip("huggingface_hub")
+    folder = export_hf(GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)), tmp_path / "made")
+    Hub.files = {p.name: p.read_bytes() for p in folder.iterdir()} | {"README.md": b"not needed"}
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    code = (
+        "import sys\nfrom tinygpt.model import GPT\nfrom tinygpt.support import UserError\n"
+        "try: print('loaded', GPT.from_hf(sys.argv[1]).config.n_embd)\nexcept UserError as e: print('refused:', e)"
+    )
+
+    def run(name):
+        env = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and k not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
+        env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, name], env=env, capture_output=True, text=True, timeout=100)
+        return done.stdout + done.stderr * (done.returncode != 0)
+
+    try:
+        assert "loaded 32" in run("you/tiny")
+        assert not list((tmp_path / "cache").rglob("README.md"))  # only what is needed
+        assert "refused" in (said := run("you/unknown")) and "config.json and model.safetensors" in said
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "loaded 32" in run("you/tiny")  # the network is gone, the cache is there
+    assert "refused: 'you/other' is no folder here" in run("you/other")
+
+
+def test_without_huggingface_hub_the_sentence_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match="pip install huggingface_hub, or give a folder"):
+        GPT.from_hf("gpt2")
