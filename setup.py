@@ -23,6 +23,6 @@ setup(
     packages=["tinygpt"],
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split()},
+    extras_require={key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")},
     entry_points={"console_scripts": cfg["console_scripts"].split()},
 )

@@ -184,6 +184,7 @@ def test_values_may_be_wider_than_keys(impl):
 # ---- rows that see nothing -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("window", [None, 2])
 def test_queries_that_see_nothing_give_zero_and_pass_no_gradient(impl, window):

@@ -19,11 +19,13 @@ SHAPES = [
     (33, 70, 4, 2, 20, False, None),  # a head_dim that is no power of two
     (5, 70, 4, 1, 16, True, None),
     (1, 70, 4, 2, 8, True, None),
+    (64, 129, 1, 1, 16, True, None),  # the last key that a block of queries sees stands at the start of the next block
     (70, 33, 2, 1, 16, True, None),  # the first 37 queries see nothing
     (70, 70, 4, 2, 16, True, 9),
     (40, 100, 2, 1, 16, True, 33),
     (100, 40, 2, 2, 16, True, 5),
     (70, 70, 1, 1, 16, True, 1),
+    (70, 70, 1, 1, 16, True, 2),  # the last query that sees a block of keys stands at the start of the next block
 ]
 
 
@@ -108,6 +110,30 @@ def test_on_a_cpu_without_the_interpreter_the_sentence_says_so():
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert "pip install triton" in said or "TRITON_INTERPRET=1" in said
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from tinygpt import attention_triton as module
+
+for kind, itemsize, dim, capability, room in [("bf16", 2, 64, 80, 163), ("fp32", 4, 128, 86, 99), ("fp16", 2, 256, 90, 227)]:
+    tile = module._tile_size(dim, itemsize)
+    for kernel in (module._forward_kernel, module._dq_kernel, module._dkv_kernel):
+        sizes = dict(CAUSAL=True, BM=tile, BN=tile, BD=dim)
+        numbers = dict(scale="fp32", LSE="*fp32", DELTA="*fp32", **dict.fromkeys("T S D H GROUP WINDOW".split(), "i32"))
+        signature = {n: "constexpr" if n in sizes else numbers.get(n, "*" + kind) for n in kernel.arg_names}
+        code = triton.compile(ASTSource(kernel, signature, sizes), target=GPUTarget("cuda", capability, 32))
+        assert code.asm["cubin"] and code.metadata.shared < room * 1024, (kind, dim, code.metadata.shared)
+"""
+
+
+@pytest.mark.skipif(attention_triton.triton is None, reason="needs the package triton")
+def test_the_kernels_compile_for_gpus_and_fit_their_fast_memory_also_where_there_is_none(tmp_path):
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.cuda

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tinygpt.data as data_module
+import tinygpt.corpus as corpus_module
 from tinygpt.data import Corpus, RandomLoader, hold_out, load_corpus, open_token_data, prepare, shakespeare, token_dtype, write_token_data
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
@@ -123,7 +123,7 @@ def test_shakespeare_offline_says_where_to_put_the_file(monkeypatch, cache):
     def offline(*args, **kwargs):
         raise urllib.error.URLError("no network")
 
-    monkeypatch.setattr(data_module.urllib.request, "urlopen", offline)
+    monkeypatch.setattr(corpus_module.urllib.request, "urlopen", offline)
     with pytest.raises(UserError, match="tinyshakespeare.txt"):
         shakespeare()
 

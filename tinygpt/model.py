@@ -281,7 +281,7 @@ class GPT(nn.Module):
         if cache is not None:
             cache.length += T
         x, head, V = self.ln_f(x), (self.lm_head or self.wte).weight, c.vocab_size
-        # the padding ends here: on the CPU, with no tiles to fill, before the product (twice as fast with its loss), elsewhere after it
+        # the padding ends here: on a GPU after the product, whose tiles it fills; on the CPU before (for 65 characters a third faster)
         logits = F.linear(x, head[:V]) if x.device.type == "cpu" else F.linear(x, head)[..., :V]  # (B, T, vocab_size)
         if c.logit_softcap:
             logits = c.logit_softcap * torch.tanh(logits.to(torch.promote_types(logits.dtype, torch.float32)) / c.logit_softcap)

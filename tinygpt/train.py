@@ -147,7 +147,7 @@ def train(
     with atomic_path(folder / "config.json") as tmp:
         tmp.write_text(json.dumps(asdict(config), indent=2))
 
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
     bar = tqdm(total=o.max_steps, initial=step, desc=config.run.name, unit="step", disable=progress != "bar", smoothing=0.1, dynamic_ncols=True)
     log = RunLog(folder, from_step=step, show={"bar": bar.write, "lines": print}.get(progress, lambda text: None))

@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh machine:  make train   and   make test
+# Another Python:  make test PYTHON=python3.12      Flags for the run:  make train ARGS="--max-steps 100 --name short"
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
+BIN := $(VENV)/bin
+endif
+PY := $(BIN)/python
+
+.PHONY: help train test check lab export notebooks readme bench hooks clean
+help:                 ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: setup.py settings.ini pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install -q -c constraints.txt -e .
+	@echo ok > $@
+
+$(VENV)/.installed-dev: setup.py settings.ini pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install -q -c constraints.txt -e ".[dev]"
+	@echo ok > $@
+	@echo ok > $(VENV)/.installed
+
+train: $(VENV)/.installed  ## train the default preset (about five minutes on two cores)
+	$(PY) -m tinygpt.train $(ARGS)
+
+test: $(VENV)/.installed-dev  ## everything CI checks: sync and clean, pytest, every chapter executed
+	$(PY) tools/book.py check
+	$(PY) -m pytest
+	$(PY) tools/book.py run
+
+lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
+	$(PY) -m jupyterlab --notebook-dir=. nbs/index.ipynb
+
+export: $(VENV)/.installed-dev  ## chapters -> package, cleaned, README.md made again
+	$(BIN)/nbdev_export
+	$(BIN)/nbdev_clean
+	$(PY) tools/book.py readme
+
+notebooks: $(VENV)/.installed-dev  ## run all chapters and store their outputs, then export
+	$(PY) tools/book.py run --write
+	$(MAKE) export
+
+hooks: $(VENV)/.installed-dev  ## git and Jupyter hooks that keep notebooks clean
+	$(BIN)/nbdev_install_hooks
+
+bench: $(VENV)/.installed-dev  ## what this machine does: imports, the default run's speed, the chapters
+	$(PY) benchmarks/everyday.py
+
+clean:                ## remove what can be made again (not your runs)
+	rm -rf $(VENV) build tinygpt.egg-info .pytest_cache .hypothesis

@@ -1,0 +1,76 @@
+"""What everyday use costs on this machine: imports, the first step, tokens per second. Ratios and medians of several runs.
+
+    python benchmarks/everyday.py            # prints
+    python benchmarks/everyday.py --save     # and writes benchmarks/results/everyday.json
+"""
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+import torch
+
+RUNS = 5
+
+
+def seconds(code_a: str, code_b: str) -> tuple[list[float], list[float]]:
+    "Wall-clock seconds of two pieces of Python in fresh processes, in turn, so that a drifting machine hits both."
+    times = ([], [])
+    for i in range(RUNS + 1):
+        for which, code in enumerate((code_a, code_b)):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+            if i:  # the first round warms the disk's cache
+                times[which].append(time.perf_counter() - start)
+    return times
+
+
+def spread(values: list[float]) -> dict:
+    return dict(median=round(statistics.median(values), 3), min=round(min(values), 3), max=round(max(values), 3))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    ours, alone = seconds("import tinygpt.train", "import torch")
+    rows = {
+        "import torch, s": spread(alone),
+        "import tinygpt.train, s": spread(ours),
+        "import tinygpt.train / import torch": spread([a / b for a, b in zip(ours, alone)]),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--out", folder, "--eval-every", "0", "--save-every", "0", "--sample-tokens", "0", "--final-eval-tokens", "1000", "--warmup-steps", "0"]
+        first, speeds = [], []
+        for i in range(RUNS):
+            start = time.perf_counter()
+            command = [sys.executable, "-m", "tinygpt.train", "--max-steps", "1", "--name", f"first{i}", *flags]
+            subprocess.run(command, check=True, capture_output=True)
+            first.append(time.perf_counter() - start)
+        command = [sys.executable, "-m", "tinygpt.train", "--max-steps", "40", "--name", "speed", "--log-every", "5", *flags]
+        subprocess.run(command, check=True, capture_output=True)
+        for line in (Path(folder) / "speed/metrics.jsonl").read_text().splitlines()[10:]:
+            speeds += [json.loads(line).get("tokens_per_second")] if "loss" in json.loads(line) else []
+    rows["a run of one step, start to end, tokens cached, s"] = spread(first)
+    rows["laptop preset, tokens/s"] = spread(speeds)
+    result = dict(
+        command="python benchmarks/everyday.py --save", date=str(date.today()), python=platform.python_version(), torch=torch.__version__,
+        machine=f"{platform.machine()}, {torch.get_num_threads()} threads, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
+        rows=rows,
+    )  # fmt: skip
+    for name, row in rows.items():
+        print(f"{name:52s} {row['median']:10.3f}  ({row['min']} to {row['max']})")
+    if args.save:
+        path = Path(__file__).parent / "results/everyday.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
