@@ -357,6 +357,13 @@ def test_under_autocast_the_loss_and_the_capped_logits_are_float32():
     assert loss.dtype == logits.dtype == torch.float32
 
 
+@pytest.mark.parametrize("name", ["gpt2", "modern"])
+def test_the_model_compiles_as_one_graph_with_the_same_loss(name):
+    model, idx = make(CONFIGS[name]), tokens()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)  # needs no C++ compiler
+    torch.testing.assert_close(compiled(idx, idx)[1], model(idx, idx)[1])
+
+
 def test_targets_of_another_shape_and_padded_ids_are_refused():
     model, idx = make(CONFIGS["gpt2"]), tokens(2, 12)
     with pytest.raises(UserError, match=r"\(12, 2\).*\(2, 12\)"):

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import config_from_hf, config_to_hf, export_hf, load_hf, state_from_hf, state_to_hf
@@ -134,6 +135,14 @@ def test_a_model_born_here_opens_in_transformers_with_the_same_logits(config, tm
     torch.testing.assert_close(theirs(idx).logits, model(idx)[0], rtol=1e-5, atol=1e-5)
     assert theirs.config.eos_token_id == 100
     assert theirs.generate(idx[:1, :4], max_new_tokens=3, do_sample=False, pad_token_id=0).shape[1] <= 7
+
+
+def test_the_file_says_that_its_tensors_are_pytorchs_which_older_transformers_demands(tmp_path):
+    folder = export_hf(GPT(GPTConfig.gpt2(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)), tmp_path / "out")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert "lm_head.weight" not in file.keys()  # tied: stored once
+        assert file.get_slice("transformer.wte.weight").get_shape() == [101, 32]  # without padding
 
 
 def test_half_precision_weights_keep_their_dtype_in_the_file(tmp_path):

@@ -1,7 +1,20 @@
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 
-from tinygpt.precision import Policy, choose_device, choose_policy
+from tinygpt.precision import LossScaler, Policy, auto_dtype, choose_device, choose_policy, cpu_has_bf16, next_scale, unscale_gradients
 from tinygpt.support import UserError
 
 
@@ -26,6 +39,15 @@ def test_a_gpu_gets_the_format_that_its_hardware_has(monkeypatch, bf16, asked, d
     fake = FakeCuda(monkeypatch, bf16)
     policy = choose_policy("auto", asked)
     assert (policy.device.type, policy.dtype, policy.scaler, fake.matmul) == ("cuda", dtype, scaler, matmul)
+    assert policy.tf32 == (matmul == "high") == ("TF32" in str(policy)), "what was set for TF32 is said"
+
+
+@pytest.mark.parametrize("kind, bf16, dtype", [
+    ("cuda", True, torch.bfloat16), ("cuda", False, torch.float16), ("mps", True, torch.float32), ("cpu", True, torch.float32), ("cpu", False, torch.float32),
+])  # fmt: skip
+def test_the_table_of_devices_and_formats(kind, bf16, dtype):
+    pick, why = auto_dtype(kind, bf16)
+    assert pick == dtype and why
 
 
 def test_bfloat16_is_refused_on_a_gpu_that_only_emulates_it(monkeypatch):
@@ -34,12 +56,30 @@ def test_bfloat16_is_refused_on_a_gpu_that_only_emulates_it(monkeypatch):
         choose_policy("cuda", "bfloat16")
 
 
-def test_a_cpu_gets_float32_and_mps_too(monkeypatch):
+def test_a_cpu_gets_float32_and_mps_too_and_mps_is_not_taken_for_a_cpu(monkeypatch):
     assert choose_policy("cpu").dtype == torch.float32
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     policy = choose_policy()
     assert (policy.device.type, policy.dtype) == ("mps", torch.float32)
+    policy = choose_policy("mps", "bfloat16")
+    assert policy.dtype == torch.bfloat16 and "WARNING" not in policy.reason
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_bfloat16_on_a_cpu_without_it_is_done_with_a_warning(monkeypatch, has):
+    monkeypatch.setattr("tinygpt.precision.cpu_has_bf16", lambda: has)
+    policy = choose_policy("cpu", "bfloat16")
+    assert policy.dtype == torch.bfloat16 and ("WARNING" in str(policy)) == (not has)
+
+
+def test_a_cpu_held_to_avx2_is_seen_to_have_no_bfloat16():
+    code = "from tinygpt.precision import cpu_has_bf16; print(cpu_has_bf16())"
+    env = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60).stdout.strip()
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):  # the variable means nothing on other chips
+        assert said == "False"
+    assert isinstance(cpu_has_bf16(), bool)
 
 
 @pytest.mark.parametrize("asked", ["float32", "bfloat16"])
@@ -69,3 +109,299 @@ def test_the_reason_is_part_of_the_printed_policy():
 def test_a_device_may_carry_an_index_and_autocast_still_works():
     device, _ = choose_device("cpu:0")
     assert Policy(device, torch.bfloat16, "").autocast().device == "cpu"
+
+
+# the loss scaler
+
+
+@given(values=st.lists(st.floats(width=32), min_size=1, max_size=6), scale=st.floats(2.0**-20, 2.0**40, width=32))
+@settings(max_examples=200, deadline=None)
+def test_unscaling_is_torchs_kernel_bit_for_bit(values, scale):
+    scale = torch.tensor(scale)
+    ours, theirs, found = [torch.tensor(values), torch.ones(2)], [torch.tensor(values), torch.ones(2)], torch.zeros(())
+    torch._amp_foreach_non_finite_check_and_unscale_(theirs, found, scale.double().reciprocal().float())
+    assert unscale_gradients(ours, scale) == found == float(not all(map(math.isfinite, values)))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@given(
+    scale=st.floats(2.0**-30, torch.finfo(torch.float32).max, width=32), good=st.integers(0, 5), overflow=st.booleans(),
+    growth=st.floats(1.01, 10), backoff=st.floats(0.01, 0.99), interval=st.integers(1, 6),
+)  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_the_rule_for_the_scale_is_torchs_kernel_bit_for_bit(scale, good, overflow, growth, backoff, interval):
+    theirs = torch.tensor(scale), torch.tensor(good, dtype=torch.int32)
+    ours = next_scale(*(t.clone() for t in theirs), torch.tensor(overflow), growth, backoff, interval)
+    torch._amp_update_scale_(*theirs, torch.tensor(float(overflow)), growth, backoff, interval)
+    assert ours == theirs and ours[1].dtype == torch.int32
+
+
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 5))
+
+
+def small_batches(steps):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(7, 6, generator=generator), torch.randint(5, (7,), generator=generator)) for _ in range(steps)]
+
+
+def run(scaler, optimizers, model, batches, overflow, unscale=True, clip=1.0):
+    "Train with injected overflows {step: (parameter index, value)}; yield state and weights after each step."
+    for i, (x, y) in enumerate(batches):
+        model.zero_grad(set_to_none=True)
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        if i in overflow:
+            which, value = overflow[i]
+            list(model.parameters())[which].grad.view(-1)[0] = value
+        if unscale:
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        yield scaler.state_dict(), torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+OVERFLOWS = {0: (0, math.inf), 1: (3, math.nan), 9: (1, -math.inf), 10: (2, math.inf), 11: (0, math.nan), 20: (3, math.inf)}
+ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2)
+
+
+@pytest.mark.parametrize("unscale", [True, False], ids=["unscaled-and-clipped", "step-unscales"])
+@pytest.mark.parametrize("make", [ADAMW, functools.partial(ADAMW, fused=True), functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)], ids=["adamw", "fused", "sgd"])
+def test_it_is_torchs_scaler_state_by_state_with_overflows_thrown_in(make, unscale):
+    histories = []
+    for kind in (LossScaler, torch.amp.GradScaler):
+        model = small_model()
+        # a fused optimizer that unscales by itself divides, and the rest multiply by the reciprocal: the same for powers of two
+        odd = {} if make.keywords.get("fused") and not unscale else dict(init_scale=3000.0, growth_factor=1.7, backoff_factor=0.3)
+        scaler = kind("cpu", growth_interval=4, **odd)
+        histories.append(list(run(scaler, [make(model.parameters())], model, small_batches(30), OVERFLOWS, unscale)))
+    for step, ((state, weights), (their_state, their_weights)) in enumerate(zip(*histories)):
+        assert state == their_state, f"after step {step}"
+        assert torch.equal(weights, their_weights), f"after step {step}"
+    assert len({s["scale"] for s, _ in histories[0]}) > 3, "the run should have moved the scale"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_with_two_optimizers_both_step_or_none_while_the_scale_follows_torchs(fused):
+    histories = []
+    for kind in (LossScaler, torch.amp.GradScaler):
+        model = small_model()
+        optimizers = [ADAMW(model[0].parameters(), fused=fused), torch.optim.SGD(model[2].parameters(), lr=0.1)]
+        histories.append(list(run(kind("cpu", init_scale=64.0, growth_interval=3), optimizers, model, small_batches(24), OVERFLOWS, clip=None)))
+    ours, torchs = histories
+    assert [state for state, _ in ours] == [state for state, _ in torchs]
+    for i in range(1, 24):
+        for part in (slice(0, 56), slice(56, None)):  # the first optimizer's weights, the second's
+            assert torch.equal(ours[i][1][part], ours[i - 1][1][part]) == (i in OVERFLOWS), f"step {i}"
+
+
+def test_an_overflow_under_one_optimizer_does_not_reach_the_other_through_clipping():
+    for kind, survives in ((LossScaler, True), (torch.amp.GradScaler, False)):
+        model = small_model()
+        optimizers = [ADAMW(model[0].parameters()), torch.optim.SGD(model[2].parameters(), lr=0.1)]
+        *_, (_, weights) = run(kind("cpu"), optimizers, model, small_batches(4), {1: (0, math.nan)})
+        assert weights.isfinite().all() == survives
+
+
+@given(overflow=st.sets(st.integers(0, 19)), interval=st.integers(1, 5))
+@settings(max_examples=20, deadline=None)
+def test_whatever_the_pattern_of_overflows_the_scale_follows_torchs(overflow, interval):
+    thrown = {i: (0, math.inf) for i in overflow}
+    histories = []
+    for kind in (LossScaler, torch.amp.GradScaler):
+        model = small_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        histories.append([state for state, _ in run(kind("cpu", growth_interval=interval), [optimizer], model, small_batches(20), thrown)])
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize("first, second", [(LossScaler, torch.amp.GradScaler), (torch.amp.GradScaler, LossScaler), (LossScaler, LossScaler)])
+def test_a_state_goes_through_json_into_either_scaler_and_on_as_if_nothing_had_happened(first, second):
+    model, optimizer = (m := small_model()), ADAMW(m.parameters())
+    batches = small_batches(30)
+    whole = list(run(first("cpu", init_scale=512.0, growth_interval=4), [optimizer], model, batches, OVERFLOWS))
+    model, optimizer = (m := small_model()), ADAMW(m.parameters())
+    scaler = first("cpu", init_scale=512.0, growth_interval=4)
+    list(run(scaler, [optimizer], model, batches[:13], OVERFLOWS))
+    state = json.loads(json.dumps(scaler.state_dict()))
+    fresh = second("cpu")
+    fresh.load_state_dict(state)
+    late = {i - 13: o for i, o in OVERFLOWS.items()}
+    for (got, weights), (want, their_weights) in zip(run(fresh, [optimizer], model, batches[13:], late), whole[13:]):
+        assert got == want and torch.equal(weights, their_weights)
+
+
+def test_a_skipped_step_leaves_weights_and_optimizer_state_alone():
+    model = small_model()
+    optimizer = ADAMW(model.parameters())
+    steps = run(LossScaler(), [optimizer], model, small_batches(4), {3: (0, math.nan)})
+    for _ in range(3):
+        _, before = next(steps)
+    state = {k: v.clone() for k, v in optimizer.state_dict()["state"][0].items()}
+    _, after = next(steps)
+    assert torch.equal(before, after)
+    assert all(torch.equal(v, state[k]) for k, v in optimizer.state_dict()["state"][0].items())
+
+
+def test_a_disabled_scaler_does_nothing_and_has_no_state():
+    scaler, w = LossScaler(enabled=False), nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    scaler.scale(w * 0.5).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert (w, scaler.get_scale(), scaler.state_dict(), scaler.is_enabled()) == (0.5, 1.0, {}, False)
+    scaler.load_state_dict({})
+
+
+def test_a_state_from_a_run_without_scaler_is_refused_in_a_sentence():
+    with pytest.raises(UserError, match="dtype"):
+        LossScaler().load_state_dict(LossScaler(enabled=False).state_dict())
+
+
+@pytest.mark.parametrize("wrong", [dict(growth_factor=1.0), dict(backoff_factor=1.0), dict(backoff_factor=0.0), dict(growth_interval=0), dict(init_scale=math.inf)])
+def test_settings_that_cannot_work_are_named(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        LossScaler(**wrong)
+
+
+def test_calls_in_a_wrong_order_are_refused():
+    w = nn.Parameter(torch.ones(2))
+    w.grad, scaler, optimizer = torch.ones(2), LossScaler(), torch.optim.SGD([w], lr=1.0)
+    with pytest.raises(RuntimeError, match="update before step"):
+        scaler.update()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="twice"):
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="update"):
+        scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="twice"):
+        scaler.unscale_(optimizer)
+
+
+def test_gradients_in_float16_are_refused():
+    w = nn.Parameter(torch.ones(2, dtype=torch.float16))
+    w.grad = torch.ones_like(w)
+    with pytest.raises(RuntimeError, match="float32"):
+        LossScaler().step(torch.optim.SGD([w], lr=1.0))
+
+
+def test_parameters_without_gradient_and_empty_ones_do_no_harm():
+    weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(0))]
+    weights[0].grad, weights[2].grad = torch.full((2,), 2.0**16), torch.ones(0)
+    scaler, optimizer = LossScaler(), torch.optim.SGD(weights, lr=0.5)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weights[0].tolist() == [0.5, 0.5] and weights[1].tolist() == [1, 1]
+    scaler, optimizer = LossScaler(), torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
+    scaler.step(optimizer)  # no gradient at all
+    scaler.update()
+    assert scaler.state_dict()["_growth_tracker"] == 1
+
+
+def test_clipping_after_unscaling_clips_the_true_gradients():
+    true = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
+    weights = [nn.Parameter(torch.zeros_like(g)) for g in true]
+    scaler, optimizer = LossScaler(), torch.optim.SGD(weights, lr=1.0)
+    scaler.scale(sum((w * g).sum() for w, g in zip(weights, true))).backward()
+    scaler.unscale_(optimizer)
+    assert nn.utils.clip_grad_norm_(weights, 1.0) == 5.0, "the logged norm is the true one"
+    scaler.step(optimizer)
+    torch.testing.assert_close([w.data for w in weights], [-g / 5 for g in true])
+
+
+def float16_run(steps, stop_at=None, keep_scaler=True):
+    "Weights and number of skipped steps; at `stop_at` everything goes through json and into new objects."
+    make = functools.partial(LossScaler, init_scale=2.0**24, growth_interval=6)
+    model, scaler = small_model(), make()
+    optimizer = ADAMW(model.parameters())
+    for i, (x, y) in enumerate(small_batches(steps)):
+        if i == stop_at:
+            weights, moments, state = model.state_dict(), optimizer.state_dict(), json.dumps(scaler.state_dict())
+            model, scaler = small_model(), make()
+            model.load_state_dict(weights)
+            optimizer = ADAMW(model.parameters())
+            optimizer.load_state_dict(moments)
+            if keep_scaler:
+                scaler.load_state_dict(json.loads(state))
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(x).float(), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_a_float16_run_resumes_bit_for_bit_with_its_scaler_and_not_without():
+    straight = float16_run(40)
+    assert torch.equal(straight, float16_run(40, stop_at=20))
+    assert not torch.equal(straight, float16_run(40, stop_at=20, keep_scaler=False)), "the check would see a forgotten scaler"
+
+
+def _rank(rank, folder, share_it):
+    "One of two processes: rank 1 overflows in step 2; their gradients are their own, as those of sharded parameters are."
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{share_it}", rank=rank, world_size=2)
+    try:
+        reduce = (lambda t: dist.all_reduce(t, op=dist.ReduceOp.MAX)) if share_it else None
+        w = nn.Parameter(torch.ones(3))
+        scaler, optimizer = LossScaler(reduce=reduce), torch.optim.SGD([w], lr=0.25)
+        for i in range(4):
+            w.grad = torch.full((3,), scaler.get_scale())
+            if (i, rank) == (2, 1):
+                w.grad[0] = math.nan
+            scaler.step(optimizer)
+            scaler.update()
+        (folder / f"{share_it}_{rank}.json").write_text(json.dumps([w.tolist(), scaler.state_dict()]))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("share_it", [True, False])
+def test_found_inf_is_shared_over_processes_so_that_all_skip_or_none(tmp_path, share_it):
+    mp.spawn(_rank, args=(tmp_path, share_it), nprocs=2)
+    first, second = (json.loads((tmp_path / f"{share_it}_{rank}.json").read_text()) for rank in range(2))
+    if share_it:
+        assert first == second and first[0] == [0.25] * 3 and first[1]["scale"] == 2.0**15
+    else:
+        assert first != second, "without sharing they part: the check would see it"
+
+
+def test_the_trainer_resumes_a_float16_run_exactly(tmp_path, words, monkeypatch):
+    "On CPU the policy refuses float16; here it is put in by hand, with a scaler that moves often."
+    import tinygpt.train as trainer
+    from tinygpt.config import DataConfig, EvalConfig, OptimConfig, RunConfig, TrainConfig
+    from tinygpt.model import GPTConfig
+
+    make = functools.partial(LossScaler, init_scale=2.0**30, growth_interval=3)
+    monkeypatch.setattr(trainer, "choose_policy", lambda *a: Policy(torch.device("cpu"), torch.float16, "for the test", scaler=True))
+    monkeypatch.setattr(trainer, "LossScaler", make, raising=False)
+    monkeypatch.setattr(torch.amp, "GradScaler", make)
+
+    def config(name, steps):
+        return TrainConfig(
+            RunConfig(name=name, out=str(tmp_path)), DataConfig(data=str(words), tokenizer="byte", batch_size=2),
+            GPTConfig.modern(vocab_size=257, block_size=16, n_layer=1, n_head=2, n_embd=32),
+            OptimConfig(max_steps=steps, warmup_steps=2, schedule="constant"),
+            EvalConfig(eval_every=0, eval_tokens=64, final_eval_tokens=64, sample_tokens=0, save_every=12),
+        )  # fmt: skip
+
+    straight = trainer.train(config("straight", 24), progress="none")
+    half = trainer.train(config("halves", 12), progress="none")
+    resumed = trainer.train(config("halves", 24), resume=True, progress="none")
+    saved = json.loads(next((half.run / "checkpoints").glob("*12/state.json")).read_text())["scaler"]
+    assert saved["scale"] < 2.0**30, "the run should have had overflows"
+    for (name, a), b in zip(straight.model.named_parameters(), resumed.model.parameters()):
+        assert torch.equal(a, b), name
+    monkeypatch.setattr(LossScaler, "load_state_dict", lambda self, state: None)  # the bug: a new scaler on resume
+    trainer.train(config("forgetful", 12), progress="none")
+    forgetful = trainer.train(config("forgetful", 24), resume=True, progress="none")
+    assert any(not torch.equal(a, b) for a, b in zip(straight.model.parameters(), forgetful.model.parameters()))

@@ -230,10 +230,10 @@ def laptop() -> TrainConfig:
     "A GPT on the State of the Union addresses, in under five minutes on two CPU cores."
     return TrainConfig(
         run=RunConfig(name="laptop"),
-        data=DataConfig(data="sotu", tokenizer="bpe", batch_size=16),
-        model=GPTConfig.modern(vocab_size=4096, block_size=128, n_layer=6, n_head=6, n_embd=192),
-        optim=OptimConfig(learning_rate=4e-3, schedule="trapezoid", cooldown=0.5, final_lr=0.02, max_steps=400, warmup_steps=20),
-        eval=EvalConfig(eval_every=80, eval_tokens=16_000, save_every=200, prompt="My fellow Americans"),
+        data=DataConfig(data="sotu", tokenizer="bpe", batch_size=8),
+        model=GPTConfig.llama(vocab_size=4096, block_size=128, n_layer=6, n_head=6, n_embd=192, tie_weights=True),
+        optim=OptimConfig(learning_rate=3e-3, schedule="trapezoid", cooldown=0.6, final_lr=0.02, max_steps=950, warmup_steps=40),
+        eval=EvalConfig(eval_every=190, eval_tokens=16_000, save_every=475, prompt="My fellow Americans"),
     )
 
 

@@ -54,19 +54,20 @@ def activation_bytes(
     "Bytes that the forward pass keeps for the backward: `attention` and `mlp` of ONE block, `outer` (the last norm), `loss` (log-probabilities)."
     c, C = config, config.n_embd
     rows = batch_size * (block_size or c.block_size)  # tokens in the pass: B*T
-    half, rope = dtype.itemsize, c.position == "rope"
+    half = dtype.itemsize
     stats = 4 * (2 if c.norm == "layernorm" else 1)  # mean and deviation, or only that
-    normed = 4 * C if c.norm == "rmsnorm" and (device == "cpu" or half == 4) and device != "cuda" else 0  # x / rms, before the gain
+    normed = 4 * C if c.norm == "rmsnorm" and device != "cuda" else 0  # x / rms, before the gain
     norm = 4 * C + stats + normed + half * C  # its input, the residual stream; its output, as the matrix product reads it
     q, k = c.n_head * c.head_dim, c.kv_heads * c.head_dim
     attention = norm + half * (q + 2 * k) + 4 * c.n_head + half * C  # qkv, log-sum-exp, result
-    if rope:  # turned copies of q and k, while v keeps the whole qkv alive; the result is copied into the projection's layout
+    if c.position == "rope" or c.qk_norm:  # changed copies of q and k, while v keeps all of qkv alive; a copy of the result, for the projection
         attention += half * (q + k) + half * C
-    if c.qk_norm:  # normalised copies of q and k, and a deviation for each head
-        attention += half * (q + k) + 4 * (c.n_head + c.kv_heads)
+    if c.qk_norm:  # the norm's input in float32, unless that is qkv itself, and a deviation for each head
+        attention += 4 * (q + k) * (c.position == "rope" or half < 4) + 4 * (c.n_head + c.kv_heads)
     wide = {"gelu": 2, "relu2": 2, "swiglu": 4}[c.mlp]  # hidden-wide tensors that the backward needs
+    mlp = norm + half * wide * c.hidden + (half * C if c.mlp == "swiglu" and half < 4 else 0)  # autocast rounds the input for each product
     loss = 4 * c.vocab_size * (2 if c.logit_softcap else 1)  # float32 log-probabilities; the tanh of the capped logits
-    return {"attention": rows * attention, "mlp": rows * (norm + half * wide * c.hidden), "outer": rows * norm, "loss": rows * loss}
+    return {"attention": rows * attention, "mlp": rows * mlp, "outer": rows * norm, "loss": rows * loss}
 
 # %% ../nbs/07_measure_memory.ipynb #moment
 @dataclass
@@ -171,6 +172,8 @@ def largest_batch(
     **settings,  # of `memory_timeline`
 ) -> int:
     "The most rows per forward pass that fit; 0 if not even one does."
+    if not 0 <= memory < float("inf"):
+        raise UserError(f"memory = {memory}: give a number of bytes")
     fits = lambda rows: predict_memory(config, rows, **settings).total <= memory
     low, high = 0, 1
     while fits(high):

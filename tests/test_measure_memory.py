@@ -1,0 +1,224 @@
+"""Predicted bytes against those that autograd, the optimizers, the allocator and the operating system count."""
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinygpt.measure_memory import (
+    activation_bytes, available_memory, largest_batch, measure_memory, memory_timeline, param_counts, predict_memory, state_bytes, training_step, used_memory,
+)  # fmt: skip
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.support import UserError
+
+SHAPE = dict(vocab_size=1000, block_size=64, n_layer=2, n_head=4, n_embd=128)
+VARIANTS = {
+    "gpt2": GPTConfig.gpt2(**SHAPE),
+    "gpt2 without biases": GPTConfig.gpt2(**SHAPE | dict(bias=False)),
+    "gpt2 with qk-norm": GPTConfig.gpt2(**SHAPE | dict(qk_norm=True)),
+    "gpt2 with RMSNorm": GPTConfig.gpt2(**SHAPE | dict(norm="rmsnorm")),
+    "llama": GPTConfig.llama(**SHAPE),
+    "llama with grouped queries": GPTConfig.llama(**SHAPE | dict(n_kv_head=2)),
+    "tied llama": GPTConfig.llama(**SHAPE | dict(tie_weights=True)),
+    "modern": GPTConfig.modern(**SHAPE),
+}
+SIZES = {  # name: (shape, rows): dominated by the loss, by the blocks, by weights and optimizer state
+    "loss": (dict(vocab_size=8192, block_size=128, n_layer=2, n_head=4, n_embd=128), 8),
+    "blocks": (dict(vocab_size=512, block_size=256, n_layer=6, n_head=6, n_embd=192), 8),
+    "weights": (dict(vocab_size=2048, block_size=64, n_layer=6, n_head=6, n_embd=384), 1),
+}
+
+
+def saved_for_backward(config, rows, dtype):
+    "Bytes of the storages that autograd keeps after a forward pass, weights and batch left out."
+    model, x = GPT(config), torch.randint(config.vocab_size, (rows, config.block_size))
+    own, kept, alive = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), x]}, {}, []
+
+    def pack(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(t)  # so that no address is given out twice
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        model(x, x)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_bytes_that_autograd_saves_are_those_of_the_formula(name, dtype):
+    config, rows = VARIANTS[name], 4
+    a = activation_bytes(config, rows, dtype=dtype)
+    want = config.n_layer * (a["attention"] + a["mlp"]) + a["outer"] + a["loss"]
+    if dtype != torch.float32:  # the weights' rounded copies are saved too
+        want += 2 * (param_counts(config)["matrices"] + config.vocab_size * config.n_embd)
+    assert saved_for_backward(config, rows, dtype) == pytest.approx(want, rel=5e-3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    variant=st.sampled_from(["gpt2", "llama", "modern"]), layers=st.integers(1, 3), heads=st.sampled_from([(4, 1), (4, 2), (4, 4)]),
+    width=st.sampled_from([32, 64, 96]), vocab=st.integers(2, 300), bias=st.booleans(), tied=st.booleans(),
+    norm=st.sampled_from(["layernorm", "rmsnorm"]), mlp=st.sampled_from(["gelu", "swiglu", "relu2"]), position=st.sampled_from(["learned", "rope"]),
+)  # fmt: skip
+def test_parameters_are_counted_as_the_model_has_them(variant, layers, heads, width, vocab, bias, tied, norm, mlp, position):
+    config = getattr(GPTConfig, variant)(
+        n_layer=layers, n_head=heads[0], n_kv_head=heads[1], n_embd=width, vocab_size=vocab, block_size=16, bias=bias, tie_weights=tied,
+        norm=norm, mlp=mlp, position=position, init="gpt2",
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = GPT(config)
+    n = param_counts(config)
+    assert sum(n.values()) == sum(p.numel() for p in model.parameters())
+    assert n["matrices"] == sum(p.numel() for p in model.h.parameters() if p.dim() == 2)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "modern"])
+def test_optimizer_state_is_as_large_as_torchs(name, optimizer):
+    step, tensors = training_step(VARIANTS[name], 1, optimizer=optimizer)
+    before = sum(t.nbytes for t in tensors())
+    step()
+    state = sum(t.nbytes for t in tensors()) - before
+    assert state == pytest.approx(state_bytes(VARIANTS[name], optimizer), rel=1e-3)  # beside it, a step count for each parameter
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("variant", ["gpt2", "llama", "modern"])
+def test_predicted_peak_is_within_15_percent_of_measured(variant, size):
+    shape, rows = SIZES[size]
+    config = getattr(GPTConfig, variant)(**shape)
+    assert predict_memory(config, rows).total == pytest.approx(measure_memory(config, rows), rel=0.15)
+
+
+@pytest.mark.parametrize("settings", [dict(optimizer="muon"), dict(micro_steps=2), dict(micro_steps=2, optimizer="muon")], ids=str)
+@pytest.mark.parametrize("size", ["loss", "weights"])
+def test_predicted_peak_holds_with_muon_and_with_micro_steps(size, settings):
+    shape, rows = SIZES[size]
+    for variant in ("gpt2", "modern"):
+        config = getattr(GPTConfig, variant)(**shape)
+        assert predict_memory(config, rows, **settings).total == pytest.approx(measure_memory(config, rows, **settings), rel=0.15)
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "llama"])
+def test_predicted_peak_holds_under_autocast(variant):
+    config = getattr(GPTConfig, variant)(**SHAPE)  # small: not every CPU is quick with bfloat16
+    measured = measure_memory(config, 8, dtype=torch.bfloat16)
+    assert predict_memory(config, 8, dtype=torch.bfloat16).total == pytest.approx(measured, rel=0.15)
+
+
+def test_the_peak_is_where_the_allocator_has_it():
+    shape, rows = SIZES["loss"]
+    assert predict_memory(GPTConfig.gpt2(**shape), rows).name == "loss backward"
+    assert predict_memory(GPTConfig.gpt2(**SIZES["weights"][0]), 1).name in ("block 0 backward", "embedding backward")
+
+
+def test_the_sum_of_everything_is_not_the_peak():
+    shape, rows = SIZES["loss"]
+    config = GPTConfig.gpt2(**shape)
+    moments = memory_timeline(config, rows)
+    everything = sum(max(m.parts[kind] for m in moments) for kind in moments[0].parts)
+    assert everything > 1.05 * measure_memory(config, rows)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_the_operating_system_sees_the_predicted_bytes():
+    script = """
+import re
+from pathlib import Path
+from tinygpt.measure_memory import predict_memory, training_step
+from tinygpt.model import GPTConfig
+status = lambda key: int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+shape = dict(vocab_size=4096, block_size=128, n_layer=4, n_head=6, n_embd=384)
+training_step(GPTConfig.gpt2(**shape | dict(n_layer=1, n_embd=96)), 1)[0]()
+before = status("VmRSS")
+step, tensors = training_step(GPTConfig.gpt2(**shape), 8)
+step()
+Path("/proc/self/clear_refs").write_text("5")
+step()
+print(status("VmHWM") - before, predict_memory(GPTConfig.gpt2(**shape), 8).total)
+"""
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}  # the C library gives large blocks back at once
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
+    if "Permission" in done.stderr:
+        pytest.skip("this system does not let a process reset its high-water mark")
+    seen, predicted = map(int, done.stdout.split())
+    assert predicted == pytest.approx(seen, rel=0.15)
+
+
+@pytest.mark.parametrize("settings", [{}, dict(optimizer="muon"), dict(dtype=torch.bfloat16)], ids=str)
+def test_the_largest_batch_fits_and_one_row_more_does_not(settings):
+    config = VARIANTS["llama"]
+    for memory in (2e7, 1e8, 1.23e9):
+        rows = largest_batch(config, memory, **settings)
+        assert rows >= 1
+        assert predict_memory(config, rows, **settings).total <= memory < predict_memory(config, rows + 1, **settings).total
+    assert largest_batch(config, 1e6) == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 64), st.sampled_from(list(VARIANTS)), st.integers(1, 3))
+def test_more_rows_never_need_less(rows, name, micro_steps):
+    a, b = (predict_memory(VARIANTS[name], r, micro_steps=micro_steps).total for r in (rows, rows + 1))
+    assert a < b
+
+
+@pytest.mark.parametrize("change, settings, word", [
+    (dict(dropout=0.1), {}, "dropout = 0.1"), (dict(attn_impl="naive"), {}, "naive"), ({}, dict(optimizer="sgd"), "optimizer = sgd"),
+    ({}, dict(block_size=65), "block_size = 65"), ({}, dict(batch_size=0), "batch_size = 0"), (dict(n_embd=130), {}, "n_embd = 130"),
+])  # fmt: skip
+def test_what_cannot_be_predicted_is_said_in_a_sentence(change, settings, word):
+    with pytest.raises(UserError, match=word):
+        predict_memory(replace(VARIANTS["gpt2"], **change), **dict(batch_size=1) | settings)
+
+
+@pytest.mark.parametrize("memory", [float("inf"), float("nan"), -1])
+def test_an_impossible_amount_of_memory_is_refused(memory):
+    with pytest.raises(UserError, match="memory"):
+        largest_batch(VARIANTS["gpt2"], memory)
+
+
+def test_used_and_available_memory_of_this_machine():
+    used, free = used_memory(), available_memory()
+    if sys.platform.startswith("linux"):
+        block = torch.ones(2**26)  # 256 MB
+        assert used_memory() >= used and used_memory() >= block.nbytes
+        assert 1e7 < free < 1e14
+
+
+def test_a_containers_limit_counts(monkeypatch):
+    import tinygpt.measure_memory as module
+
+    files = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8000000 kB\n", "/sys/fs/cgroup/memory.max": "1000000\n"}
+
+    class Fake:
+        def __init__(self, path):
+            self.path = str(path)
+
+        def exists(self):
+            return self.path in files
+
+        def read_text(self):
+            return files[self.path]
+
+    monkeypatch.setattr(module, "Path", Fake)
+    assert available_memory() == 1_000_000
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert available_memory() == 8_192_000_000
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["gpt2", "llama", "modern"])
+def test_predicted_peak_holds_on_a_gpu(variant, dtype):
+    config = getattr(GPTConfig, variant)(vocab_size=8192, block_size=512, n_layer=6, n_head=8, n_embd=512)
+    measured = measure_memory(config, 8, device="cuda", dtype=dtype)
+    assert predict_memory(config, 8, device="cuda", dtype=dtype).total == pytest.approx(measured, rel=0.15)
