@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tinygpt.data_stream as stream_module
 from tinygpt.data import RandomLoader, TokenData, prepare
 from tinygpt.data_documents import Documents
 from tinygpt.data_prepare import is_held_out
@@ -125,57 +124,29 @@ def test_the_state_is_small_and_the_same_for_any_number_of_ranks():
     assert numbers <= 4 * 8 + 5 and len(json.dumps(one.state_dict())) < 1000  # four numbers a row and a few more
 
 
-class CountingTokenizer(ByteTokenizer):
-    "Remembers what it was asked to encode."
-
-    def __init__(self):
-        super().__init__()
-        self.seen = Counter()
-
-    def encode_batch(self, texts, num_threads=8):
-        self.seen.update(texts)
-        return super().encode_batch(texts, num_threads)
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_each_document_is_tokenized_by_one_rank_only(world_size):
-    documents = [f"document {i}" for i in range(97)]  # which no world size divides
-    counts = []
+def test_each_document_is_tokenized_by_one_rank_only_and_once_an_epoch(world_size):
+    documents, seen = [f"document {i}" for i in range(97)], [Counter(), Counter()]  # 97 is prime
+
+    class PassCounting(Documents):
+        passes = 0
+
+        def chunks(self, *args, **kwargs):
+            self.passes += 1
+            return super().chunks(*args, **kwargs)
+
+    class Recording(ByteTokenizer):
+        def encode_batch(self, texts, num_threads=8):
+            if source.passes <= 2:
+                seen[source.passes - 1].update(texts)
+            return super().encode_batch(texts, num_threads)
+
     for rank in range(world_size):
-        tokenizer = CountingTokenizer()
-        maker = StreamLoader(Documents([], texts=documents, chunk_rows=10), tokenizer, 30, 4, rank=rank, world_size=world_size, prefetch=0).maker
-        batches = maker.batches(maker.start())
-        while True:
-            _, state, _ = next(batches)
-            if state["at"][0] >= 1:
-                break
-        counts.append(tokenizer.seen)
-    for rank, mine in enumerate(counts):
-        others = set().union(*(c for r, c in enumerate(counts) if r != rank))
-        assert all(times <= 3 for times in mine.values())
-        first = {d for d in mine if d not in others or mine[d] >= 1}
-        assert first
-    if world_size == 1:
-        assert set(counts[0]) == set(documents)
-
-
-def test_in_one_epoch_no_document_is_tokenized_twice_on_any_rank():
-    documents = [f"document {i}" for i in range(97)]
-    seen = Counter()
-    for rank in range(3):
-        maker = stream(documents, 6, 4, rank=rank, world_size=3).maker
-        maker.tokenizer = tokenizer = CountingTokenizer()
-        batches = maker.batches(maker.start())
-        while next(batches)[1]["at"] == [0, 0, 0] and sum(tokenizer.seen.values()) < 20:
-            pass
-        # exhaust exactly the first epoch: deal it without packing
-        tokenizer.seen.clear()
-        lanes = {row: stream_module.StreamLane((0, 0, 0), 5, Counter()) for row in maker.mine}
-        load = np.zeros(6, dtype=np.int64)
-        for chunk in maker.documents.chunks(0):
-            maker._deal(chunk, chunk.index, (0, 0, chunk.index), load, lanes)
-        seen += tokenizer.seen
-    assert seen == Counter(documents)
+        source = PassCounting([], texts=documents, chunk_rows=10)
+        loader = StreamLoader(source, Recording(), 30, 4, rank=rank, world_size=world_size, prefetch=0)
+        while source.passes < 3:
+            next(loader)
+    assert seen == [Counter(documents)] * 2  # over all ranks together
 
 
 @pytest.mark.parametrize("packing", ["stream", "bos"])
@@ -280,12 +251,10 @@ def test_streams_leave_out_what_is_held_out_and_validate_on_it(tmp_path, cache):
     data = open_stream(str(tmp_path / "d.jsonl"), "byte", val_fraction=0.1)
     held_out = [d for d in documents if is_held_out(d, 0.1)]
     assert data.tokenizer.decode(data.val.tolist()) == "".join(held_out) and 10 < len(held_out) < 60
-    loader = make_loader("stream", data, 2, 64)
-    seen = set()
-    while loader.state["at"][0] < 2:
-        seen.update(documents_in([EOT, *next(loader)[0].flatten().tolist()]))
+    loader = make_loader("stream", data, 1, 64)
+    batches = [next(loader) for _ in range(300)]
     loader.close()
-    assert not seen & set(held_out) and len(seen & set(documents)) > 200
+    assert sorted(documents_in(epochs_of(batches, 0)[0])) == sorted(set(documents) - set(held_out))
 
 
 def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache):
