@@ -1,11 +1,13 @@
 """What torch.compile costs and gives on a preset's training step: cold and warm compile times, eager and compiled steps, break-even.
 
     python benchmarks/compile.py                      measure the preset laptop, print the table
-    python benchmarks/compile.py --write              and store it in benchmarks/results/compile_<device>.json
+    python benchmarks/compile.py --write              and store it in benchmarks/results/compile_<device>_<preset>.json
     python benchmarks/compile.py --preset NAME --rounds 3 --steps 15 --threads 2 --device cuda
 
 Each round is two fresh processes with one empty cache folder: the first compiles everything (cold), the second finds it there (warm).
 Within a process eager and compiled steps alternate, so that other work on the machine slows both. All figures are medians.
+Seconds of CPU time (of all threads and of the compilers that were started) stand beside wall-clock seconds: they do not grow
+when other work takes the cores.
 """
 import argparse
 import json
@@ -22,15 +24,21 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 
 
+def clocks() -> list[float]:
+    "Seconds of wall-clock time, and of CPU time of this process and the finished ones that it started."
+    used = os.times()
+    return [time.perf_counter(), time.process_time() + used.children_user + used.children_system]
+
+
 def child(args) -> dict:
-    "One process: seconds of the first compiled step, and of each later step."
+    "One process: seconds (wall, CPU) of the first compiled step, and of each later step."
     import torch
 
     from tinygpt.accumulate import accumulate_gradients, clip_gradients
     from tinygpt.adamw import make_adamw, param_groups
-    from tinygpt.config import preset
     from tinygpt.model import GPT
     from tinygpt.precision import choose_policy
+    from tinygpt.presets import preset
     from tinygpt.support import synchronize
 
     if args.threads:
@@ -45,19 +53,19 @@ def child(args) -> dict:
 
     def step(fn):
         synchronize()
-        start = time.perf_counter()
+        start = clocks()
         optimizer.zero_grad(set_to_none=True)
         accumulate_gradients(fn, x, y, config.data.micro_batch_size, autocast=policy.autocast)
         clip_gradients(model.parameters(), o.clip)
         optimizer.step()
         synchronize()
-        return time.perf_counter() - start
+        return [now - before for now, before in zip(clocks(), start)]
 
     step(model)
     first = step(compiled)
     pairs = [(step(model), step(compiled)) for _ in range(args.steps)][2:]  # the first two warm up
     eager, fast = zip(*pairs)
-    return dict(first=first, eager=list(eager), compiled=list(fast), policy=str(policy), threads=torch.get_num_threads())
+    return dict(first=first, eager=eager, compiled=fast, parameters=sum(p.numel() for p in model.parameters()), tokens=x.numel(), preset_steps=o.max_steps, policy=str(policy), threads=torch.get_num_threads())
 
 
 def fresh_process(args, cache: str) -> dict:
@@ -97,22 +105,27 @@ def main():
     for number in range(args.rounds):
         with tempfile.TemporaryDirectory() as cache:
             cold, warm = fresh_process(args, cache), fresh_process(args, cache)
-        eager, compiled = (statistics.median(cold[k] + warm[k]) for k in ("eager", "compiled"))
-        rounds.append(dict(eager_s=eager, compiled_s=compiled, cold_first_s=cold["first"], warm_first_s=warm["first"], load=machine()["load"]))
-        print(f"round {number}: eager {eager * 1e3:.0f} ms, compiled {compiled * 1e3:.0f} ms a step; first step {cold['first']:.1f} s cold, {warm['first']:.1f} s warm", flush=True)
-    middle = {k: statistics.median(r[k] for r in rounds) for k in ("eager_s", "compiled_s", "cold_first_s", "warm_first_s")}
-    gain = middle["eager_s"] - middle["compiled_s"]
-    even = {f"break_even_{kind}_steps": round((middle[f"{kind}_first_s"] - middle["eager_s"]) / gain) if gain > 0 else None for kind in ("cold", "warm")}
+        row = {"cold_first": cold["first"], "warm_first": warm["first"]}
+        for kind in ("eager", "compiled"):
+            row[kind] = [statistics.median(step[clock] for step in cold[kind] + warm[kind]) for clock in (0, 1)]
+        rounds.append(row | {"load": machine()["load"]})
+        print(f"round {number}, wall and CPU seconds: " + ", ".join(f"{k} {wall:.3g} {cpu:.3g}" for k, (wall, cpu) in row.items()), flush=True)
+    median = {}
+    for clock, name in enumerate(("wall", "cpu")):
+        m = {k: statistics.median(r[k][clock] for r in rounds) for k in ("eager", "compiled", "cold_first", "warm_first")}
+        gain = m["eager"] - m["compiled"]
+        even = {f"break_even_{k}": round((m[f"{k}_first"] - m["eager"]) / gain) if gain > 0 else None for k in ("cold", "warm")}  # steps
+        median[name] = m | {"speedup": m["eager"] / m["compiled"]} | even
     result = dict(
         what="one optimizer step of the preset, eager and compiled", preset=args.preset, policy=cold["policy"], threads=cold["threads"],
-        median=middle | {"speedup": middle["eager_s"] / middle["compiled_s"]} | even, rounds=rounds,
+        median=median, rounds=rounds, parameters=cold["parameters"], tokens_per_step=cold["tokens"], preset_steps=cold["preset_steps"],
         machine=about, date=date.today().isoformat(), command="python " + " ".join(["benchmarks/compile.py", *sys.argv[1:]]),
     )  # fmt: skip
     print(json.dumps(result["median"], indent=2))
     if args.write:
         device = cold["policy"].split(",")[0].split(":")[0]
         RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"compile_{device}.json"
+        path = RESULTS / f"compile_{device}_{args.preset}.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
         print(f"written: {path}")
 

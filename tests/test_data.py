@@ -1,5 +1,6 @@
+import hashlib
 import json
-import urllib.error
+import pickle
 
 import numpy as np
 import pytest
@@ -7,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tinygpt.corpus as corpus_module
-from tinygpt.data import Corpus, RandomLoader, hold_out, load_corpus, open_token_data, prepare, shakespeare, token_dtype, write_token_data
+from tinygpt.corpus import Corpus
+from tinygpt.data import RandomLoader, open_token_data, prepare, token_dtype, write_token_data
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
 
@@ -19,32 +20,67 @@ def folder(tmp_path):
     return tmp_path / "t"
 
 
-def test_sotu_holds_out_whole_addresses_and_loses_none():
-    corpus = load_corpus("sotu")
-    assert len(corpus.train) == 237 and len(corpus.val) == 12
-    assert not set(corpus.train) & set(corpus.val)
-    assert sum(len(d.encode()) for d in corpus.train + corpus.val) == 12_185_751
-    assert corpus.train[0].startswith("Fellow-Citizens of the Senate and House of Representatives")
-
-
-@given(st.lists(st.text(min_size=1), min_size=2, max_size=60))
-def test_hold_out_splits_documents_without_loss(documents):
-    train, val = hold_out(documents)
-    assert train and val and sorted(train + val) == sorted(documents)
-
-
-def test_one_document_is_split_as_nanogpt_splits_tiny_shakespeare():
-    text = "".join(chr(33 + i % 90) for i in range(1_115_394))
-    (train,), (val,) = hold_out([text])
-    assert (len(train), len(val)) == (1_003_854, 111_540) and train + val == text
-
-
 def test_a_train_bin_is_nanogpts_format(folder):
     raw = np.fromfile(folder / "train.bin", dtype=np.uint16)  # as nanoGPT reads it: no header
     expected = [256, *b"hello", 256, *"wörld".encode()]
     assert raw.tolist() == expected
     meta = json.loads((folder / "meta.json").read_text())
-    assert meta["splits"]["train"] == {"documents": 2, "bytes": 11, "shards": [{"file": "train.bin", "tokens": 13}]}
+    digest = hashlib.sha256((folder / "train.bin").read_bytes()).hexdigest()
+    assert meta["splits"]["train"] == {"documents": 2, "bytes": 11, "shards": [{"file": "train.bin", "tokens": 13, "sha256": digest}]}
+
+
+def nanogpt_batch(path, batch_size, block_size):
+    "Open and cut as nanoGPT's get_batch does, in other words."
+    tokens = np.memmap(path, dtype=np.uint16, mode="r")
+    starts = torch.randint(len(tokens) - block_size, (batch_size,)).tolist()
+    cut = lambda shift: torch.stack([torch.tensor(tokens[i + shift : i + shift + block_size].astype(np.int64)) for i in starts])
+    return cut(0), cut(1)
+
+
+def test_our_files_train_in_nanogpt_and_its_files_train_here(tmp_path, words):
+    ours = prepare(str(words), "byte")
+    x, y = nanogpt_batch(ours.folder / "train.bin", 4, 16)
+    assert torch.equal(x[:, 1:], y[:, :-1]) and int(x.max()) < ours.tokenizer.n_vocab
+    # by characters, with the meta.pkl that its prepare.py writes
+    text = words.read_text()
+    chars = sorted(set(text))
+    stoi, itos = {c: i for i, c in enumerate(chars)}, dict(enumerate(chars))
+    cut = int(len(text) * 0.9)
+    for name, part in (("train", text[:cut]), ("val", text[cut:])):
+        np.array([stoi[c] for c in part], dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(chars), "itos": itos, "stoi": stoi}))
+    theirs = prepare(str(tmp_path), "bpe")
+    assert theirs.tokenizer.decode(theirs.val[:].tolist()) == text[cut:] and theirs.tokenizer.n_vocab == len(chars) + 1
+    assert theirs.meta["splits"]["train"]["bytes"] == cut
+    x, y = next(RandomLoader(theirs.train, 4, 16))
+    assert theirs.tokenizer.decode(x[0]) in text
+
+
+def test_nanogpts_gpt2_files_open_with_the_gpt2_vocabulary_and_need_to_be_told_so(tmp_path):
+    for name in ("train", "val"):
+        np.array([31373, 995, 50256] * 5, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    with pytest.raises(UserError, match="--tokenizer gpt2"):
+        prepare(str(tmp_path), "bpe")
+    data = prepare(str(tmp_path), "gpt2")
+    assert data.tokenizer.decode(data.train[:3].tolist()) == "hello world"
+    with pytest.raises(UserError, match="50256.*another tokenizer"):
+        prepare(str(tmp_path), "byte")
+    (tmp_path / "val.bin").unlink()
+    with pytest.raises(UserError, match="val.bin is missing"):
+        prepare(str(tmp_path), "gpt2")
+
+
+def test_a_meta_pkl_that_would_run_code_is_refused(tmp_path):
+    (tmp_path / "train.bin").write_bytes(b"\0\0" * 10)
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": print}))
+    with pytest.raises(UserError, match="builtins.print"):
+        prepare(str(tmp_path), "gpt2")
+
+
+def test_other_kinds_of_files_are_led_to_the_command_that_prepares_them(tmp_path):
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="python -m tinygpt.data prepare"):
+        prepare(str(tmp_path / "x.parquet"), "byte")
 
 
 def test_opening_reads_back_what_was_written(folder):
@@ -90,49 +126,6 @@ def test_a_broken_token_folder_is_refused_and_the_fault_named(folder, how, named
     damage(folder, how)
     with pytest.raises(UserError, match=named):
         open_token_data(folder)
-
-
-@pytest.mark.parametrize("content, words", [(b"", "empty"), (b"ab\xff\xfe", "UTF-8")])
-def test_text_that_cannot_be_used_is_refused(tmp_path, content, words):
-    (tmp_path / "x.txt").write_bytes(content)
-    with pytest.raises(UserError, match=words):
-        load_corpus(str(tmp_path / "x.txt"))
-
-
-def test_a_path_that_is_missing_and_a_folder_without_text_are_refused(tmp_path):
-    with pytest.raises(UserError, match="neither a corpus"):
-        load_corpus(str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match="no .txt file"):
-        load_corpus(str(tmp_path))
-
-
-def test_a_folder_of_text_files_is_one_document_a_file(tmp_path):
-    for i in range(15):
-        (tmp_path / f"{i:02d}.txt").write_text(f"file {i}")
-    corpus = load_corpus(str(tmp_path))
-    assert corpus.val == ["file 10"] and len(corpus.train) == 14
-
-
-def test_line_ends_are_left_as_they_are(tmp_path):
-    (tmp_path / "w.txt").write_bytes(b"one\r\ntwo\r\n" * 10)
-    corpus = load_corpus(str(tmp_path / "w.txt"))
-    assert "".join(corpus.train + corpus.val).encode() == b"one\r\ntwo\r\n" * 10
-
-
-def test_shakespeare_offline_says_where_to_put_the_file(monkeypatch, cache):
-    def offline(*args, **kwargs):
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setattr(corpus_module.urllib.request, "urlopen", offline)
-    with pytest.raises(UserError, match="tinyshakespeare.txt"):
-        shakespeare()
-
-
-def test_shakespeare_that_is_not_shakespeare_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path))
-    (tmp_path / "tinyshakespeare.txt").write_text("To be or not")
-    with pytest.raises(UserError, match="sha256"):
-        shakespeare()
 
 
 def test_prepare_builds_once_and_again_when_the_text_changes(words, cache):

@@ -16,8 +16,9 @@ def run(capsys, *argv):
 
 def test_sizes_have_the_parameters_that_the_papers_say():
     params = {p.name: p.params for p in plan(1e12, 1e12)}
-    for name, published in {"small": 124e6, "medium": 355e6, "large": 774e6, "xl": 1558e6, "2.7b": 2.65e9, "6.7b": 6.65e9, "13b": 12.85e9}.items():
-        assert params[name] == pytest.approx(published, rel=0.01), name
+    published = {"small": 124e6, "medium": 355e6, "large": 774e6, "xl": 1558e6, "2.7b": 2.65e9, "6.7b": 6.65e9, "13b": 12.85e9}
+    for name, n in published.items():
+        assert params[name] == pytest.approx(n, rel=0.01), name
     assert sorted(params.values()) == list(params.values())
 
 

@@ -136,6 +136,11 @@ def test_the_rule_for_the_scale_is_torchs_kernel_bit_for_bit(scale, good, overfl
     assert ours == theirs and ours[1].dtype == torch.int32
 
 
+def test_a_scale_that_would_grow_to_infinity_stays():
+    scale, good = next_scale(torch.tensor(3e38), torch.tensor(4, dtype=torch.int32), torch.tensor(False), 2.0, 0.5, 5)
+    assert scale == torch.tensor(3e38) and good == 0
+
+
 def small_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 5))

@@ -14,8 +14,8 @@ import torch
 
 import tinygpt.train as train_module
 from tinygpt.checkpoint import checkpoints, load_model
-from tinygpt.config import preset
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.presets import preset
 from tinygpt.report import read_metrics
 from tinygpt.support import UserError
 from tinygpt.train import StopSignal, check_folder, compare_with_compressors, main, train
@@ -66,7 +66,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(config, model):
         resumed = quiet(config, resume=True)
         assert resumed.losses == whole.losses[stop:]
         assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters()))
-        strip = lambda run: [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in read_metrics(run)]
+        strip = lambda run: [{k: v for k, v in line.items() if k not in ("tokens_per_second", "mfu", "memory_gb")} for line in read_metrics(run)]
         assert strip(config.folder) == strip(whole.run)
 
 
@@ -222,12 +222,54 @@ def test_a_finished_run_can_be_made_longer(config):
 
 
 def test_compressors_are_computed_once_and_not_for_large_data(config, monkeypatch):
-    result = quiet(config)
-    assert set(compare_with_compressors(result.data)) == {"bzip2 -9", "xz -9", "xz -9 primed with the training text"}
+    data = quiet(config).data
+    first = compare_with_compressors(data)
+    assert set(first) == {"bzip2 -9", "xz -9", "xz -9 primed with the training text"}
     monkeypatch.setattr(train_module, "compressor_bits", lambda *a: pytest.fail("computed again"))
-    compare_with_compressors(result.data)
-    (result.data.folder / "compressors.json").unlink()
-    assert compare_with_compressors(result.data, max_bytes=10) == {}
+    assert compare_with_compressors(data) == first
+    assert compare_with_compressors(data, max_bytes=10) == {}
+
+
+def test_a_signal_during_a_validation_is_saved_too(config, monkeypatch):
+    real = train_module.evaluate
+
+    def with_signal(*args, **kw):
+        if not signalled:
+            signalled.append(signal.raise_signal(signal.SIGINT))
+        return real(*args, **kw)
+
+    signalled = []
+    monkeypatch.setattr(train_module, "evaluate", with_signal)
+    config.eval = replace(config.eval, eval_every=4, save_every=0)
+    stopped = quiet(config)
+    assert not stopped.finished and [p.name for p in checkpoints(stopped.run)] == [f"step_{stopped.steps:06d}"]
+
+
+@pytest.mark.parametrize("loader", ["random", "shard", "stream"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_loader_and_optimizer_resumes_bit_for_bit(config, loader, optimizer, tmp_path, words):
+    config.data.loader, config.optim.optimizer = loader, optimizer
+    if loader == "stream":  # many documents: a hundredth of them is held out
+        path = tmp_path / "documents.jsonl"
+        path.write_text("".join(json.dumps({"text": f"{line} Document {i} ends here."}) + "\n" for i, line in enumerate(words.read_text().splitlines())))
+        config.data.data = str(path)
+    config.optim = replace(config.optim, max_steps=12)
+    config.eval = replace(config.eval, save_every=7, eval_every=0)
+    whole = quiet(config)
+    config.run.name = "again"
+    shutil.copytree(whole.run, config.folder)
+    shutil.rmtree(config.folder / "checkpoints/step_000012")
+    resumed = quiet(config, resume=True)
+    assert resumed.losses == whole.losses[7:] and whole.losses[-1] < whole.losses[0]
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters()))
+
+
+def test_where_compiling_is_not_possible_the_run_goes_on_without(config, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("PATH", "")
+    config.system.compile = "on"
+    result = quiet(config)
+    assert result.finished and "not compiled" in (result.run / "log.txt").read_text()
 
 
 MISTAKES = {

@@ -73,7 +73,7 @@ class ShardWriter:
         return self.folder / (f"{self.name}_{number:06d}.bin" if number else f"{self.name}.bin")
 
     def append(self, tokens: np.ndarray, documents: int, size: int):
-        self.documents, self.bytes = self.documents + documents, self.bytes + size
+        self.documents, self.bytes, tokens = self.documents + documents, self.bytes + size, tokens.astype(self.dtype, copy=False)
         while len(tokens):
             if self.file is None:
                 self.file, self.digest, self.tokens = open(self.path(len(self.shards)), "wb"), hashlib.sha256(), 0
@@ -193,8 +193,11 @@ def prepare_shards(
     Until it is complete it is OUT.partial, with a progress.json.
     """
     out = Path(out).expanduser()
-    if (out / "progress.json").exists():  # interrupted after the very last step
+    if (out / "progress.json").exists():  # complete, and interrupted before it could say so
         (out / "progress.json").unlink()
+        report = Report()
+        report.load_state_dict(open_token_data(out).meta["odd_rows"])
+        return report
     if out.exists():
         raise UserError(f"out: {out} exists: choose another name, or delete it")
     if not 0 < val_fraction < 1 or shard_tokens < 1:

@@ -13,6 +13,7 @@ import queue
 import threading
 from bisect import bisect_right
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Iterator, Literal
 
@@ -216,26 +217,27 @@ class BatchMaker:
                 at, before = marks[oldest]
                 yield rows, dict(batch=batch, chunk=oldest, at=list(at), dealt=before, rows=cursors), costs.copy()
 
-        while True:
-            whole, found = first == skip == 0, False
-            files = self.order(len(self.documents), epoch)
-            for place in range(first, len(files)):
-                for read in self.documents.chunks(files[place], skip):
-                    found |= self._deal(read, chunk, (epoch, files[place], read.index), dealt, lanes)
-                    chunk += 1
-                    marks[chunk] = ([epoch, place, read.index + 1], dealt.tolist())
-                    yield from ready()
-                skip = 0
-            if whole and not found:
-                raise UserError(f"data: {self.documents.source} holds no document to train on")
-            epoch, first = epoch + 1, 0
-            dealt -= dealt.min()
-            marks[chunk] = ([epoch, 0, 0], dealt.tolist())
-            for lane in lanes.values():
-                lane.push(chunk, 0, None)
-            yield from ready()
+        with ThreadPoolExecutor(self.num_threads) as pool:  # the same threads all the time, so that memory stays flat
+            while True:
+                whole, found = first == skip == 0, False
+                files = self.order(len(self.documents), epoch)
+                for place in range(first, len(files)):
+                    for read in self.documents.chunks(files[place], skip):
+                        found |= self._deal(read, chunk, (epoch, files[place], read.index), dealt, lanes, pool)
+                        chunk += 1
+                        marks[chunk] = ([epoch, place, read.index + 1], dealt.tolist())
+                        yield from ready()
+                    skip = 0
+                if whole and not found:
+                    raise UserError(f"data: {self.documents.source} holds no document to train on")
+                epoch, first = epoch + 1, 0
+                dealt -= dealt.min()
+                marks[chunk] = ([epoch, 0, 0], dealt.tolist())
+                for lane in lanes.values():
+                    lane.push(chunk, 0, None)
+                yield from ready()
 
-    def _deal(self, read, chunk: int, place: tuple, dealt: np.ndarray, lanes: dict) -> bool:
+    def _deal(self, read, chunk: int, place: tuple, dealt: np.ndarray, lanes: dict, pool) -> bool:
         "Deal the documents of a chunk to the rows, and tokenize those of this rank. Returns whether there was one."
         self.report.add(read.notes)
         mine, found = [], False
@@ -247,10 +249,12 @@ class BatchMaker:
             dealt[row] += len(text.encode())
             if row in lanes and lanes[row].wants(chunk, number):
                 mine.append((row, number, text))
-        encoded = self.tokenizer.encode_batch([text for _, _, text in mine], self.num_threads) if mine else []
-        for (row, number, _), ids in zip(mine, encoded):
-            lanes[row].push(chunk, number, np.array([self.tokenizer.eot, *ids], dtype=self.dtype))
+        for (row, number, _), tokens in zip(mine, pool.map(self._encode, [text for _, _, text in mine])):
+            lanes[row].push(chunk, number, tokens)
         return found
+
+    def _encode(self, text: str) -> np.ndarray:
+        return np.array([self.tokenizer.eot, *self.tokenizer.encode(text)], dtype=self.dtype)
 
 # %% ../nbs/03_data_stream.ipynb #prefetch
 class Prefetch:

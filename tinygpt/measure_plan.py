@@ -166,9 +166,10 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError("memory: this system does not say how much is free, give --memory in GB")
         memory = a.memory * 1e9 if a.memory else 0.8 * free
         probe = _config(a.variant, a.vocab_size, min(a.block_size, 512))
-        if not a.speed and predict_memory(probe, 1, **settings).total > memory:
-            raise UserError(f"vocab_size = {a.vocab_size}: not even two layers 512 wide fit in {memory / 1e9:.1f} GB to measure the speed, give --speed")
-        speed = a.speed * 1e12 if a.speed else measure_training_flops(probe, a.device, a.dtype, 512 if a.device == "cpu" else 16384)
+        rows = min(max(1, (512 if a.device == "cpu" else 16384) // probe.block_size), largest_batch(probe, memory, **settings))
+        if not a.speed and not rows:
+            raise UserError(f"vocab_size = {a.vocab_size}: two layers do not fit in {memory / 1e9:.1f} GB to measure the speed: give --speed")
+        speed = a.speed * 1e12 if a.speed else measure_training_flops(probe, a.device, a.dtype, rows * probe.block_size)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -177,7 +178,8 @@ def main(argv: list[str] | None = None) -> int:
     print(table(plans, memory))
     print(f"\n{a.variant}, {a.batch_size} row{'s' * (a.batch_size > 1)} of {a.block_size} tokens per forward pass, {a.optimizer}: " + (
         f"the largest that trains in {memory / 1e9:.1f} GB is {best[-1]}." if best else f"none trains in {memory / 1e9:.1f} GB."))
-    print(f"Assumed: {a.device}, {str(a.dtype).removeprefix('torch.')} matrix products, float32 weights, gradients and optimizer state, fused attention,\n"
-          f"no activation checkpointing, one device; {'memory as given' if a.memory else '80 % of the memory that is free now (allocators need room)'}; every size reaches {si(speed)}FLOP/s "
-          + ("(as given)." if a.speed else "(measured here on two layers 512 wide)."))  # fmt: skip
+    given = "memory as given" if a.memory else "80 % of the memory that is free now (allocators need room)"
+    reached = f"every size reaches {si(speed)}FLOP/s " + ("(as given)" if a.speed else "(measured here on two layers 512 wide)")
+    print(f"Assumed: {a.device}, {str(a.dtype).removeprefix('torch.')} matrix products; float32 weights, gradients and optimizer state;\n"
+          f"fused attention; no activation checkpointing; one device; {given};\n{reached}.")  # fmt: skip
     return 0

@@ -161,6 +161,8 @@ def write_readme(root: Path):
     body = re.sub(r"^#\| .*\n", "", body, flags=re.M)  # nbdev's directives mean nothing to a reader
     # links between chapters start in nbs/, those of the README at the root
     body = re.sub(r"\]\((?!https?:|#|nbs/|/)([^)]+)\)", lambda m: f"]({os.path.normpath('nbs/' + m[1]).replace(os.sep, '/')})", body)
+    body = re.sub(r"\n[ \n]*!\[png\]", "\n\n![a picture made by the cell above]", body)
+    body = re.sub(r"\n\s*\n\s*\n+(?=\S)", "\n\n", body)  # nbconvert is generous with empty lines
     (root / IMAGES).mkdir(parents=True, exist_ok=True)
     for old in (root / IMAGES).glob("index_*"):
         old.unlink()

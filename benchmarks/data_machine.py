@@ -1,0 +1,42 @@
+"""Writes a benchmark's result beside the scripts, with the machine, the versions, the command and the date."""
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def save(
+    name: str,  # of the file, without .json
+    result: dict,
+) -> Path:
+    "Write results/NAME.json."
+
+    def cpu():
+        try:
+            return next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+        except (OSError, StopIteration):
+            return platform.processor()
+
+    def installed(package):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    packages = ("torch", "numpy", "tiktoken", "rustbpe", "pyarrow")
+    about = dict(
+        machine=f"{cpu()}, {os.cpu_count()} cores, {platform.system()}",
+        versions={"python": platform.python_version(), **{p: installed(p) for p in packages}},
+        command=" ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        threads=os.environ.get("OMP_NUM_THREADS"),
+        date=time.strftime("%Y-%m-%d"),
+        load=round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+    )
+    path = Path(__file__).parent / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**about, **result}, indent=2) + "\n")
+    print(f"written: {path}")
+    return path

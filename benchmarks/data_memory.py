@@ -1,0 +1,85 @@
+"""Peak memory of StreamLoader over corpora of 100 MB and 1 GB: it should not grow.
+
+    python benchmarks/data_memory.py                 both sizes, both packings; a few minutes, 1 GB of disk
+    python benchmarks/data_memory.py --sizes 50 100  other sizes, in MB
+
+The corpora are made of paragraphs of the State of the Union addresses, drawn at random, in parquet files of 100 MB of text each.
+Each run is a process of its own that goes through the whole corpus once; the figure is the most memory that it ever held.
+"""
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from data_machine import save
+
+
+def make(folder: Path, megabytes: int):
+    "Parquet files with row groups of 1000 documents."
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tinygpt.data import load_corpus
+
+    paragraphs = [p.strip() for d in load_corpus("sotu").train for p in d.split("\n") if len(p.strip()) > 20]
+    rng, schema = np.random.default_rng(0), pa.schema([("text", pa.string())])
+    folder.mkdir(parents=True)
+    for i in range(max(1, megabytes // 100)):
+        size, number = 0, 0
+        with pq.ParquetWriter(folder / f"{i:03d}.parquet", schema) as writer:
+            while size < 1e6 * min(megabytes, 100):
+                texts = ["\n".join(paragraphs[k] for k in rng.integers(0, len(paragraphs), size=rng.integers(1, 13))) for _ in range(1000)]
+                writer.write_table(pa.table({"text": texts}, schema))
+                size += sum(len(t.encode()) for t in texts)
+                number += len(texts)
+
+
+def run(folder: str, packing: str):
+    "One pass over the corpus; prints what it took as json."
+    from tinygpt.data_documents import find_documents
+    from tinygpt.data_stream import StreamLoader
+    from tinygpt.tokenizer import BPETokenizer
+
+    documents = find_documents(folder)
+    loader = StreamLoader(documents, BPETokenizer.gpt2(), 32, 1024, packing=packing, num_threads=2)
+    start, tokens = time.perf_counter(), 0
+    while loader.state["at"][0] == 0:
+        tokens += next(loader)[0].numel()
+    seconds = time.perf_counter() - start
+    loader.close()
+    # not getrusage: its maximum is inherited from the parent process through fork and exec
+    peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    print(json.dumps(dict(text_mb=documents.text_bytes() / 1e6, tokens=tokens, seconds=seconds, peak_mb=peak / 1e6)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000], help="MB of text")
+    parser.add_argument("--run", nargs=2, metavar=("FOLDER", "PACKING"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.run:
+        return run(*args.run)
+    rows, scratch = [], Path(tempfile.mkdtemp())
+    try:
+        for size in args.sizes:
+            make(scratch / str(size), size)
+            for packing in ("stream", "bos"):
+                command = [sys.executable, __file__, "--run", str(scratch / str(size)), packing]
+                rows.append(dict(megabytes=size, packing=packing, **json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)))
+                print(rows[-1], flush=True)
+    finally:
+        shutil.rmtree(scratch)
+    growth = {p: {r["megabytes"]: r["peak_mb"] for r in rows if r["packing"] == p} for p in ("stream", "bos")}
+    growth = {p: max(v.values()) / v[min(v)] - 1 for p, v in growth.items()}
+    print({p: f"{g:+.1%}" for p, g in growth.items()})
+    save("data_memory", dict(rows=rows, growth=growth))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""How fast the loaders are: against a plain copy, against a deque, and against what a training step eats.
+
+    python benchmarks/data_speed.py          prints three tables and writes results/data_speed.json; about three minutes
+
+Everything is a ratio of two figures of the same run, each the median of several rounds that take turns, because other programs may be at work.
+"""
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data_machine import save
+from tinygpt.accumulate import accumulate_gradients, clip_gradients
+from tinygpt.adamw import make_adamw, param_groups
+from tinygpt.config import preset
+from tinygpt.corpus import load_corpus
+from tinygpt.data import RandomLoader, prepare
+from tinygpt.data_documents import Documents
+from tinygpt.data_shard import ShardLoader
+from tinygpt.data_stream import StreamLoader, make_loader, open_stream
+from tinygpt.model import GPT
+from tinygpt.tokenizer import BPETokenizer
+
+
+def rates(work: dict, rounds: int = 5) -> dict[str, float]:
+    "Units per second of each of the functions, which return how many units they did; they take turns."
+    found = {name: [] for name in work}
+    for name, fn in work.items():
+        fn()  # warm
+    for _ in range(rounds):
+        for name, fn in work.items():
+            start = time.perf_counter()
+            units = fn()
+            found[name].append(units / (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def pieces(n: int = 4000) -> list[str]:
+    "Documents of about the length of web pages, cut from the addresses."
+    text = "\n".join(load_corpus("sotu").train)
+    return [text[i * 2500 : (i + 1) * 2500] for i in range(min(n, len(text) // 2500))]
+
+
+def tokenizing(threads: int) -> dict:
+    "Bytes per second: tiktoken alone, our encode_batch, and a stream loader that does all its work."
+    texts, tokenizer = pieces(), BPETokenizer.gpt2()
+    size = sum(len(t.encode()) for t in texts)
+
+    def alone():
+        tokenizer.encoding.encode_ordinary_batch(texts, num_threads=threads)
+        return size
+
+    def batch():
+        tokenizer.encode_batch(texts, num_threads=threads)
+        return size
+
+    def loader():
+        stream = StreamLoader(Documents([], texts=texts), tokenizer, 8, 1024, num_threads=threads, prefetch=0)
+        while stream.state["at"][0] == 0:
+            next(stream)
+        return size
+
+    return rates({"tiktoken alone": alone, "encode_batch": batch, "StreamLoader": loader})
+
+
+class DequeLoader:
+    "Tokens one by one through a deque into a tensor, as nanochat's loader of October 2025 did it."
+
+    def __init__(self, tokens: np.ndarray, B: int, T: int):
+        self.tokens, self.B, self.T, self.at, self.buffer = tokens, B, T, 0, deque()
+
+    def __next__(self):
+        need = self.B * self.T + 1
+        while len(self.buffer) < need:
+            self.buffer.extend(self.tokens[self.at : self.at + 4096].tolist())
+            self.at = (self.at + 4096) % (len(self.tokens) - 4096)
+        flat = torch.empty(need, dtype=torch.int64)
+        for i in range(need):
+            flat[i] = self.buffer.popleft()
+        return flat[:-1].view(self.B, self.T), flat[1:].view(self.B, self.T)
+
+
+def loaders(B: int, T: int, batches: int) -> dict:
+    "Tokens per second of each loader, of a plain vectorised copy, and of a deque."
+    tokens = np.random.default_rng(0).integers(0, 50_000, size=20_000_000).astype(np.uint16)
+    path = Path(tempfile.mkdtemp()) / "tokens.bin"
+    tokens.tofile(path)
+    mapped = np.memmap(path, dtype=np.uint16, mode="r")
+    at = 0
+
+    def copy():
+        nonlocal at
+        for _ in range(batches):
+            at = (at + B * T) % (len(tokens) - B * T - 1)
+            flat = torch.from_numpy(tokens[at : at + B * T + 1].astype(np.int64))
+            flat[:-1].view(B, T).clone(), flat[1:].view(B, T).clone()
+        return batches * B * T
+
+    def drain(loader, count):
+        def go():
+            for _ in range(count):
+                next(loader)
+            return count * B * T
+
+        return go
+
+    work = {"plain copy": copy, "RandomLoader": drain(RandomLoader(mapped, B, T), batches), "ShardLoader": drain(ShardLoader(mapped, B, T), batches)}
+    stream = StreamLoader(Documents([], texts=pieces()), BPETokenizer.gpt2(), B, T, num_threads=2, prefetch=0)
+    result = rates({**work, "StreamLoader, tokenizing": drain(stream, 8), "deque": drain(DequeLoader(tokens, B, T), 4)})
+    path.unlink()
+    return result
+
+
+def waiting(name: str, kind: str, steps: int) -> dict:
+    "Share of a preset's training step spent in next(loader), and the tokens per second that the step eats."
+    config = preset(name)
+    spec = config.data.tokenizer
+    data = open_stream("sotu", spec) if kind.startswith("stream") else prepare("sotu", spec, config.model.vocab_size)
+    config.model.vocab_size = data.tokenizer.n_vocab
+    torch.manual_seed(0)
+    model, (B, T) = GPT(config.model), (config.data.batch_size, config.model.block_size)
+    optimizer, _ = make_adamw(param_groups(model, 0.1), 1e-4, (0.9, 0.95), 1e-8, "auto")
+    loader = make_loader(kind.split()[0], data, B, T, packing="bos" if "bos" in kind else "stream", num_threads=1)
+    waits, totals = [], []
+    for _ in range(steps):
+        start = time.perf_counter()
+        x, y = next(loader)
+        got = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        accumulate_gradients(model, x, y, None)
+        clip_gradients(model.parameters(), 1.0)
+        optimizer.step()
+        waits.append(got - start)
+        totals.append(time.perf_counter() - start)
+    loader.close()
+    skip = max(5, steps // 10)  # the first steps are slow in themselves
+    eats = B * T / statistics.median(totals[skip:])
+    return dict(share=sum(waits[skip:]) / sum(totals[skip:]), median_share=statistics.median(waits[skip:]) / statistics.median(totals[skip:]), tokens_per_second=eats)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
+    args = parser.parse_args()
+    result = {"tokenizing": {}, "loaders": {}, "waiting": {}}
+    for threads in args.threads:
+        result["tokenizing"][threads] = found = tokenizing(threads)
+        print(f"{threads} threads: " + ", ".join(f"{k} {v / found['tiktoken alone']:.2f}" for k, v in found.items()) + f" ({found['tiktoken alone'] / 1e6:.1f} MB/s)")
+    for B, T in ((16, 128), (32, 1024)):
+        result["loaders"][f"{B} x {T}"] = found = loaders(B, T, max(20, 200_000 // (B * T)))
+        print(f"{B} x {T}: " + ", ".join(f"{k} {v / found['plain copy']:.4f}" for k, v in found.items()) + f" ({found['plain copy'] / 1e6:.0f} M tokens/s)")
+    for name, steps in (("laptop", 60), ("shakespeare-char-cpu", 300)):
+        result["waiting"][name] = {kind: waiting(name, kind, steps) for kind in ("random", "shard", "stream", "stream bos")}
+        for kind, w in result["waiting"][name].items():
+            print(f"{name}, {kind}: {w['share']:.2%} of the time is waiting, the median step {w['median_share']:.2%}; the step eats {w['tokens_per_second']:,.0f} tokens/s")
+    print(json.dumps(result)[:80])
+    save("data_speed", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Muon against AdamW on a preset's model: both tuned on one seed, then compared on others. Tokens and seconds to the same validation loss.
+
+    python benchmarks/muon.py            # prints; about an hour on two cores
+    python benchmarks/muon.py --save     # and writes benchmarks/results/muon.json, which chapter 14 draws
+    python benchmarks/muon.py --tokens 20000 --seeds 1 --quick    # a trial of the script itself: one setting each
+
+The loss to reach is the mean of AdamW's final losses. Muon's curve is read before the end of its own cooldown, which is to its disadvantage.
+"""
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from tinygpt.accumulate import accumulate_gradients, clip_gradients
+from tinygpt.adamw import make_adamw, param_groups
+from tinygpt.data import RandomLoader, prepare
+from tinygpt.evaluate import evaluate
+from tinygpt.model import GPT
+from tinygpt.muon import make_muon
+from tinygpt.precision import choose_policy
+from tinygpt.presets import preset
+from tinygpt.schedule import make_schedule
+
+TUNING_SEED = 0  # the compared seeds are others
+ADAMW_RATES = [dict(lr=lr) for lr in (1e-3, 2e-3, 3e-3, 5e-3, 8e-3)]
+MUON_RATES = [dict(lr=lr, adamw_lr=adamw_lr) for lr in (0.01, 0.02, 0.04) for adamw_lr in (5e-3, 1e-2)]
+
+
+def run(config, policy, data, optimizer: str, rates: dict, tokens: int, seed: int, evals: int = 25) -> dict:
+    "One training run: its validation curve as (tokens, loss), and seconds of wall-clock and CPU time spent in training."
+    torch.manual_seed(seed)
+    model, o = GPT(config.model).to(policy.device), config.optim
+    opt, _ = make_muon(model, **rates) if optimizer == "Muon" else make_adamw(param_groups(model, o.weight_decay), rates["lr"], o.betas, o.eps)
+    base = [group["lr"] for group in opt.param_groups]
+    per_step = config.data.batch_size * config.model.block_size
+    steps = tokens // per_step
+    schedule = make_schedule("trapezoid", steps, warmup_steps=max(1, steps // 20), final=0.02, cooldown=0.6)
+    loader = RandomLoader(data.train, config.data.batch_size, config.model.block_size, seed, device=policy.device)
+    token_bytes, curve, wall, cpu = data.tokenizer.token_bytes(), [], 0.0, 0.0
+    for step in range(steps):
+        start = time.perf_counter(), time.process_time()
+        for group, rate in zip(opt.param_groups, base):
+            group["lr"] = rate * schedule(step)
+        x, y = next(loader)
+        opt.zero_grad(set_to_none=True)
+        accumulate_gradients(model, x, y, autocast=policy.autocast)
+        clip_gradients(model.parameters(), o.clip)
+        opt.step()
+        wall, cpu = wall + time.perf_counter() - start[0], cpu + time.process_time() - start[1]
+        if (step + 1) % max(1, steps // evals) == 0 or step + 1 == steps:
+            last = step + 1 == steps
+            loss = evaluate(model, data.val, token_bytes, max_tokens=64_000 if last else 16_000, autocast=policy.autocast).loss
+            curve.append((per_step * (step + 1), loss))
+    print(f"{optimizer} {rates} seed {seed}: loss {curve[-1][1]:.4f} after {curve[-1][0]:,} tokens, {cpu:.0f} s of CPU time", flush=True)
+    return dict(rates=rates, seed=seed, curve=curve, loss=curve[-1][1], wall_s=round(wall, 1), cpu_s=round(cpu, 1))
+
+
+def tokens_to(curve: list, loss: float) -> float | None:
+    "Where the curve first falls to `loss`, between two readings by a straight line; None if it never does."
+    for (t0, l0), (t1, l1) in zip(curve, curve[1:]):
+        if l1 <= loss:
+            return t0 + (t1 - t0) * min(1.0, (l0 - loss) / (l0 - l1))
+    return None
+
+
+def machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), cpu)
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{gpu}, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="laptop")
+    parser.add_argument("--tokens", type=int, default=400_000, help="of each run")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
+    parser.add_argument("--quick", action="store_true", help="no tuning: one setting each")
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    config, policy = preset(args.preset), choose_policy()
+    data = prepare(config.data.data, config.data.tokenizer, config.model.vocab_size, progress=False)
+    config.model.vocab_size = data.tokenizer.n_vocab
+    grids = {"AdamW": ADAMW_RATES[2:3] if args.quick else ADAMW_RATES, "Muon": MUON_RATES[2:3] if args.quick else MUON_RATES}
+    tuning, runs = {}, {}
+    for name, grid in grids.items():
+        tuning[name] = [run(config, policy, data, name, rates, args.tokens, TUNING_SEED) for rates in grid] if len(grid) > 1 else []
+        best = min(tuning[name], key=lambda r: r["loss"])["rates"] if tuning[name] else grid[0]
+        runs[name] = [run(config, policy, data, name, best, args.tokens, TUNING_SEED + 1 + i) for i in range(args.seeds)]
+    target = statistics.mean(r["loss"] for r in runs["AdamW"])
+    reached = {name: [tokens_to(r["curve"], target) for r in rs] for name, rs in runs.items()}
+    seconds_per_token = {name: statistics.median(r["cpu_s"] / r["curve"][-1][0] for r in rs) for name, rs in runs.items()}
+    result = dict(
+        command="python " + " ".join(["benchmarks/muon.py", *sys.argv[1:]]), machine=machine(), date=date.today().isoformat(), preset=args.preset,
+        best={name: rs[0]["rates"] for name, rs in runs.items()}, final_loss={name: [r["loss"] for r in rs] for name, rs in runs.items()},
+        target=target, tokens_to_loss=reached, cpu_seconds_per_million_tokens={k: round(v * 1e6) for k, v in seconds_per_token.items()},
+        tuning={name: [(r["rates"], r["loss"]) for r in rs] for name, rs in tuning.items()},
+        curves={name: [r["curve"] for r in rs] for name, rs in runs.items()},
+    )  # fmt: skip
+    print(json.dumps({k: v for k, v in result.items() if k != "curves"}, indent=2))
+    if args.save:
+        path = Path(__file__).parent / "results" / "muon.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

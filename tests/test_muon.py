@@ -1,0 +1,469 @@
+import copy
+import io
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tinygpt.adamw import make_adamw
+from tinygpt.checkpoint import load_training_state, save_checkpoint
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.muon import (
+    QUINTIC, CombinedOptimizer, Muon, make_muon, matrix_owners, muon_groups, muon_update, newton_schulz, newton_schulz_dtype, polar_express,
+    update_scale,
+)  # fmt: skip
+from tinygpt.precision import LossScaler
+from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
+
+SMALL = dict(vocab_size=64, block_size=8, n_layer=2, n_head=2, n_embd=16)
+VARIANTS = {
+    "gpt2": GPTConfig.gpt2(**SMALL),
+    "llama": GPTConfig.llama(**SMALL, n_kv_head=1),
+    "llama tied": GPTConfig.llama(**{**SMALL, "tie_weights": True}),
+    "modern": GPTConfig.modern(**SMALL),
+}
+EXACT = dict(atol=1e-10, rtol=0)
+
+
+def rand(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def with_singular_values(sigma, rows, cols, seed=0):
+    "A float64 matrix (rows, cols) with these singular values, and its U and V^T."
+    n = len(sigma)
+    U, V = (torch.linalg.qr(rand(m, n, seed=seed + i, dtype=torch.float64))[0] for i, m in enumerate((rows, cols)))
+    return U @ torch.diag(sigma) @ V.mT, U, V.mT
+
+
+def scalar_map(x, coefficients):
+    for a, b, c in coefficients:
+        x = a * x + b * x**3 + c * x**5
+    return x
+
+
+def train_steps(model, optimizer, seeds, vocab=64):
+    for seed in seeds:
+        x = torch.randint(vocab, (4, 8), generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        model(x, x.roll(-1, 1))[1].backward()
+        optimizer.step()
+
+
+# --- Newton-Schulz
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (40, 10), (10, 40), (1, 7), (7, 1)])
+@pytest.mark.parametrize("coefficients", [[QUINTIC] * 5, polar_express()], ids=["quintic", "polar express"])
+def test_it_moves_the_singular_values_and_leaves_the_vectors(shape, coefficients):
+    G = rand(*shape, dtype=torch.float64)
+    U, S, Vh = torch.linalg.svd(G, full_matrices=False)
+    expected = U @ torch.diag(scalar_map(S / G.norm(), coefficients)) @ Vh
+    torch.testing.assert_close(newton_schulz(G, coefficients=coefficients), expected, **EXACT)
+
+
+@pytest.mark.parametrize("rows, cols", [(64, 64), (160, 48), (48, 160)])
+@pytest.mark.parametrize("spread", [1.0, 2.0, 2.6])  # powers of ten between the largest and the smallest
+def test_five_steps_bring_every_direction_that_matters_between_068_and_121(rows, cols, spread):
+    sigma = torch.logspace(0, -spread, 48, dtype=torch.float64)
+    G, U, Vh = with_singular_values(sigma, rows, cols)
+    got = (U.mT @ newton_schulz(G.float()).double() @ Vh.mT).diag()  # the singular value of each direction of G
+    matters = sigma / sigma.norm() >= 0.002
+    assert matters.sum() > 24
+    assert 0.68 <= got[matters].min() and got[matters].max() <= 1.21
+    assert torch.linalg.svdvals(newton_schulz(G.float())).max() <= 1.21
+
+
+def test_small_directions_grow_by_485_and_no_more():
+    sigma = torch.tensor([1.0, 1e-3, 1e-4, 1e-5], dtype=torch.float64)
+    G, U, Vh = with_singular_values(sigma, 8, 6)
+    got = (U.mT @ newton_schulz(G) @ Vh.mT).diag()
+    assert (got[1:] / sigma[1:]).max() <= 3.4445**5 and got[1] < 0.68
+    assert got[3] == pytest.approx(3.4445**5 * 1e-5, rel=1e-3)
+
+
+def test_more_steps_do_not_converge_but_stay_in_the_band():
+    G = rand(32, 32, dtype=torch.float64)
+    for steps in (10, 11, 30, 31):
+        sigma = torch.linalg.svdvals(newton_schulz(G, steps))
+        assert 0.68 < sigma.min() and sigma.max() < 1.21 and sigma.max() - sigma.min() > 0.2
+
+
+def test_polar_express_coefficients_are_the_published_ones_and_its_result_is_closer_to_orthogonal():
+    published = [  # Amsel et al. 2025, before their safety factor
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    ]
+    torch.testing.assert_close(torch.tensor(polar_express(5, safety=1.0)).double(), torch.tensor(published).double(), rtol=1e-6, atol=0)
+    G, *_ = with_singular_values(torch.logspace(0, -2.6, 48, dtype=torch.float64), 48, 48)
+    error = lambda **kw: (torch.linalg.svdvals(newton_schulz(G, **kw)) - 1).abs().max()
+    assert error(coefficients=polar_express()) < 0.5 * error()
+
+
+def test_the_result_does_not_depend_on_the_scale_of_the_gradient():
+    G = rand(16, 24)
+    for scale in (1e-4, 1e4):
+        torch.testing.assert_close(newton_schulz(G * scale), newton_schulz(G), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype, atol", [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+def test_a_stack_equals_its_matrices_one_by_one(dtype, atol):
+    G = rand(2, 3, 12, 40, dtype=dtype)
+    one_by_one = torch.stack([newton_schulz(g) for g in G.reshape(-1, 12, 40)]).reshape(G.shape)
+    torch.testing.assert_close(newton_schulz(G), one_by_one, atol=atol, rtol=0)
+    torch.testing.assert_close(newton_schulz(G.mT), one_by_one.mT, atol=atol, rtol=0)
+
+
+def test_zeros_stay_zeros_and_a_nan_stays_in_its_matrix():
+    G = rand(3, 4, 6)
+    G[0] = 0
+    G[1, 2, 2] = torch.nan
+    out = newton_schulz(G)
+    assert (out[0] == 0).all() and out[1].isnan().any()
+    torch.testing.assert_close(out[2], newton_schulz(G[2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_input_is_left_as_it_was_and_the_dtype_comes_back(dtype):
+    G = rand(8, 8).to(dtype)
+    before = G.clone()
+    assert newton_schulz(G, dtype=dtype).dtype == dtype
+    assert torch.equal(G, before)
+
+
+class ProductDtypes(TorchDispatchMode):
+    "Records the dtype of each matrix product."
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if any(name in str(func) for name in ("bmm", "mm.", "matmul")):
+            self.seen.add(out.dtype)
+        return out
+
+
+@pytest.mark.parametrize("grad", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_on_a_cpu_the_products_are_float32_whatever_the_gradients_are(grad):
+    with ProductDtypes() as products:
+        newton_schulz(rand(8, 8).to(grad))
+    assert products.seen == {torch.float64 if grad == torch.float64 else torch.float32}
+
+
+@pytest.mark.parametrize("hardware", [True, False])
+def test_a_gpu_computes_in_bfloat16_only_if_it_has_it_in_hardware(hardware, monkeypatch):
+    def supported(including_emulation=True):
+        return hardware or including_emulation  # as torch answers: emulation counts unless one says otherwise
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    assert newton_schulz_dtype(torch.device("cuda"), torch.float32) == (torch.bfloat16 if hardware else torch.float32)
+    assert newton_schulz_dtype(torch.device("mps"), torch.float32) == torch.float32
+
+
+# --- the optimizer
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("scale, theirs", [("shape", "original"), ("rms", "match_rms_adamw")])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_fifty_steps_equal_torchs_muon(nesterov, scale, theirs, weight_decay):
+    start = [rand(*shape, seed=i) for i, shape in enumerate([(64, 64), (64, 64), (48, 16), (16, 48)])]
+    a, b = ([nn.Parameter(t.clone()) for t in start] for _ in range(2))
+    ours = Muon(a, lr=0.02, weight_decay=weight_decay, nesterov=nesterov, scale=scale, dtype=torch.bfloat16)
+    torchs = torch.optim.Muon(b, lr=0.02, weight_decay=weight_decay, nesterov=nesterov, adjust_lr_fn=theirs)
+    for step in range(50):
+        for p, q in zip(a, b):
+            p.grad = rand(*p.shape, seed=step) * 10.0 ** (step % 5 - 3)
+            q.grad = p.grad.clone()
+        ours.step()
+        torchs.step()
+    for p, q in zip(a, b):  # 0 apart where it was measured; a CPU with bfloat16 units may round a sum the other way
+        torch.testing.assert_close(p, q, atol=2e-4, rtol=0)
+
+
+def test_float32_products_make_nearly_the_same_step_as_torchs_bfloat16():
+    p, q = nn.Parameter(torch.zeros(48, 48)), nn.Parameter(torch.zeros(48, 48))
+    p.grad = rand(48, 48)
+    q.grad = p.grad.clone()
+    Muon([p], lr=1.0).step()
+    torch.optim.Muon([q], lr=1.0).step()
+    assert 0 < (p - q).norm() / q.norm() < 0.03
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_nesterov_the_momentum_is_still_the_running_mean(dtype):
+    p, mean = nn.Parameter(torch.zeros(8, 8, dtype=dtype)), torch.zeros(8, 8)
+    opt = Muon([p], lr=0.1, momentum=0.5, nesterov=False, dtype=dtype)
+    for step in range(5):
+        p.grad = rand(8, 8, seed=step).to(dtype)
+        mean.lerp_(p.grad.float(), 0.5)
+        opt.step()
+    torch.testing.assert_close(opt.state[p]["momentum_buffer"].float(), mean, atol=0.03, rtol=0)
+
+
+def test_matrices_of_one_size_but_different_shapes_train_as_they_do_alone():
+    shapes = [(6, 4), (4, 6), (3, 8), (6, 4)]  # 24 numbers each
+    together, alone = ([nn.Parameter(rand(*s, seed=i)) for i, s in enumerate(shapes)] for _ in range(2))
+    optimizers = [Muon(together)] + [Muon([p]) for p in alone]
+    for step in range(5):
+        for i, (p, q) in enumerate(zip(together, alone)):
+            p.grad = rand(*p.shape, seed=10 * step + i)
+            q.grad = p.grad.clone()
+        for opt in optimizers:
+            opt.step()
+    for p, q in zip(together, alone):
+        torch.testing.assert_close(p, q, atol=1e-5, rtol=0)
+
+
+def test_the_class_and_the_rule_on_tensors_are_the_same():
+    p, w, buf = nn.Parameter(rand(5, 3)), rand(5, 3), torch.zeros(5, 3)
+    opt = Muon([p], lr=0.1, weight_decay=0.2)
+    for step in range(4):
+        p.grad = rand(5, 3, seed=step)
+        muon_update([w], [p.grad.clone()], [buf], lr=0.1, weight_decay=0.2)
+        opt.step()
+    assert torch.equal(p.detach(), w)
+
+
+def test_decay_uses_the_rate_without_the_scale_of_the_shape():
+    p = nn.Parameter(torch.ones(64, 4))
+    p.grad = torch.zeros(64, 4)
+    Muon([p], lr=0.1, weight_decay=0.5).step()
+    torch.testing.assert_close(p.detach(), torch.full((64, 4), 0.95))
+
+
+def test_the_scales_do_what_they_promise():
+    for shape in [(256, 64), (64, 64), (64, 256)]:
+        O = newton_schulz(rand(*shape), steps=12, coefficients=polar_express(12))
+        out = O @ rand(shape[1], 500) * update_scale(*shape, "shape")
+        assert out.square().mean().sqrt() == pytest.approx(1, abs=0.03)  # unit inputs, unit outputs
+        assert (O * update_scale(*shape, "rms")).square().mean().sqrt() == pytest.approx(0.2, abs=0.004)
+
+
+def test_it_keeps_one_buffer_a_matrix():
+    p = nn.Parameter(rand(6, 6))
+    p.grad = rand(6, 6)
+    opt = Muon([p])
+    opt.step()
+    assert [t.shape for t in opt.state[p].values()] == [p.shape]
+
+
+def test_parameters_without_gradient_are_left_alone_and_a_closure_is_called():
+    p, q = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3, 3))
+    opt = Muon([p, q], weight_decay=0.1)
+
+    def closure():
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    assert opt.step(closure) == 9
+    assert torch.equal(q.detach(), torch.ones(3, 3)) and not torch.equal(p.detach(), torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("bad", [dict(lr=-1), dict(momentum=1.0), dict(weight_decay=-0.1), dict(steps=0), dict(scale="big")])
+def test_settings_that_cannot_work_are_refused(bad):
+    with pytest.raises(UserError, match=next(iter(bad))):
+        Muon([nn.Parameter(torch.ones(2, 2))], **bad)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4)])
+def test_what_is_not_a_matrix_is_refused(shape):
+    with pytest.raises(UserError, match="not a matrix"):
+        Muon([nn.Parameter(torch.ones(shape))])
+
+
+# --- a model's parameters
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("split_qkv", [True, False])
+def test_every_parameter_of_every_variant_is_in_exactly_one_group(name, split_qkv):
+    model = GPT(VARIANTS[name])
+    muon, adamw = muon_groups(model, split_qkv=split_qkv)
+    grouped = [id(p) for g in muon + adamw for p in g["params"]]
+    assert len(grouped) == len(set(grouped)) and set(grouped) == {id(p) for p in model.parameters()}
+    names = {id(p): n for n, p in model.named_parameters()}
+    in_muon = {names[id(p)] for g in muon for p in g["params"]}
+    assert in_muon == {n for n, p in model.named_parameters() if n.startswith("h.") and p.dim() == 2}
+    for group in adamw:
+        for p in group["params"]:
+            assert group["weight_decay"] == (0.1 if p.dim() >= 2 else 0.0)
+
+
+def test_frozen_parameters_are_in_no_group_and_no_group_is_empty():
+    model = GPT(VARIANTS["llama"])
+    for name, p in model.named_parameters():
+        p.requires_grad_("mlp" in name)
+    muon, adamw = muon_groups(model)
+    assert len(muon) == 1 and len(muon[0]["params"]) == 6 and adamw == []
+
+
+def test_a_fused_matrix_trains_as_its_parts_would_alone():
+    config = GPTConfig.llama(**{**SMALL, "n_head": 4}, n_kv_head=2)
+    model = GPT(config)
+    group = next(g for g in muon_groups(model)[0] if "split" in g)
+    assert group["split"] == (16, 8, 8) and len(group["params"]) == 2
+    fused = group["params"][0]
+    parts = [nn.Parameter(t.clone()) for t in fused.detach().split(group["split"])]
+    a, b = Muon([group]), Muon(parts)
+    for step in range(5):
+        fused.grad = rand(*fused.shape, seed=step)
+        for part, grad in zip(parts, fused.grad.split(group["split"])):
+            part.grad = grad.clone()
+        a.step()
+        b.step()
+    torch.testing.assert_close(fused.detach(), torch.cat([p.detach() for p in parts]), atol=1e-5, rtol=0)
+
+
+def test_the_combined_optimizer_steps_as_its_parts_would():
+    a = GPT(VARIANTS["modern"])
+    b = copy.deepcopy(a)
+    both, line = make_muon(a, lr=0.01, adamw_lr=0.003)
+    muon, adamw = muon_groups(b)
+    parts = [Muon(muon, lr=0.01), make_adamw(adamw, 0.003)[0]]
+    for seed in range(3):
+        train_steps(a, both, [seed])
+        x = torch.randint(64, (4, 8), generator=torch.Generator().manual_seed(seed))
+        b.zero_grad()
+        b(x, x.roll(-1, 1))[1].backward()
+        for opt in parts:
+            opt.step()
+    for p, q in zip(a.parameters(), b.parameters()):
+        assert torch.equal(p, q)
+    assert "float32" in line and "8 matrices" in line and "fused" in line
+
+
+def test_a_schedule_reaches_both_optimizers_through_the_groups():
+    model = GPT(VARIANTS["llama"])
+    opt, _ = make_muon(model, lr=0.02, adamw_lr=0.004)
+    assert isinstance(opt, torch.optim.Optimizer)
+    assert {g["initial_lr"] for g in opt.param_groups} == {0.02, 0.004}
+    before = [p.detach().clone() for p in model.parameters()]
+    for group in opt.param_groups:
+        group["lr"] = group["initial_lr"] * 0.0
+    train_steps(model, opt, [0])
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
+
+
+def test_saved_and_loaded_it_goes_on_as_if_nothing_had_been():
+    model = GPT(VARIANTS["modern"])
+    opt, _ = make_muon(model)
+    train_steps(model, opt, range(3))
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(model)
+    again, _ = make_muon(other, lr=0.5)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    for m, o in ((model, opt), (other, again)):
+        for group in o.param_groups:  # after loading, too, a change of a group must reach the optimizers
+            group["lr"] *= 0.5
+        train_steps(m, o, range(3, 6))
+    for p, q in zip(model.parameters(), other.parameters()):
+        assert torch.equal(p, q)
+
+
+def test_a_checkpoint_holds_it(tmp_path):
+    config = GPTConfig.llama(vocab_size=257, block_size=8, n_layer=1, n_head=2, n_embd=16)
+    model = GPT(config)
+    opt, _ = make_muon(model)
+    train_steps(model, opt, range(2))
+    save_checkpoint(tmp_path / "step_2", model, ByteTokenizer(), opt, dict(step=2))
+    other = GPT(config)
+    again, _ = make_muon(other)
+    assert load_training_state(tmp_path / "step_2", other, again)["step"] == 2
+    train_steps(model, opt, range(2, 4))
+    train_steps(other, again, range(2, 4))
+    for p, q in zip(model.parameters(), other.parameters()):
+        assert torch.equal(p, q)
+
+
+def test_another_models_state_is_refused_before_anything_changes():
+    opt, _ = make_muon(GPT(VARIANTS["llama"]))
+    other, _ = make_muon(GPT(VARIANTS["gpt2"]))
+    with pytest.raises(ValueError):
+        opt.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("make", [lambda: torch.amp.GradScaler("cpu", init_scale=1024.0), lambda: LossScaler("cpu", init_scale=1024.0)])
+def test_a_loss_scaler_unscales_it_once_and_skips_its_step_on_overflow(make):
+    model = GPT(VARIANTS["modern"])
+    opt, _ = make_muon(model)
+    scaler = make()
+    x = torch.randint(64, (4, 8), generator=torch.Generator().manual_seed(0))
+    loss = model(x, x)[1]
+    grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    scaler.scale(loss).backward()
+    scaler.unscale_(opt)
+    for p, g in zip(model.parameters(), grads):
+        torch.testing.assert_close(p.grad, g, atol=1e-6, rtol=1e-5)
+    before = [p.detach().clone() for p in model.parameters()]
+    scaler.step(opt)
+    scaler.update()
+    assert not all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
+    before = [p.detach().clone() for p in model.parameters()]
+    opt.zero_grad()
+    scaler.scale(model(x, x)[1]).backward()
+    next(model.h[0].mlp.parameters()).grad[0, 0] = torch.inf
+    scaler.unscale_(opt)
+    scaler.step(opt)
+    scaler.update()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
+
+
+def test_a_group_added_later_is_refused_because_nobody_would_train_it():
+    opt = CombinedOptimizer(Muon([nn.Parameter(torch.ones(2, 2))]), torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1))
+    with pytest.raises(UserError, match="before"):
+        opt.add_param_group(dict(params=[nn.Parameter(torch.ones(2))]))
+
+
+def test_a_copy_of_model_and_optimizer_trains_on_as_the_original():
+    model = GPT(VARIANTS["modern"])
+    opt, _ = make_muon(model)
+    opt.optimizers[0].dtype = torch.float64
+    train_steps(model, opt, range(2))
+    other, again = copy.deepcopy((model, opt))
+    assert again.optimizers[0].dtype == torch.float64
+    for m, o in ((model, opt), (other, again)):
+        train_steps(m, o, range(2, 4))
+    for p, q in zip(model.parameters(), other.parameters()):
+        assert torch.equal(p, q)
+
+
+def test_a_model_with_frozen_blocks_is_refused_with_a_remedy():
+    model = GPT(VARIANTS["gpt2"])
+    model.h.requires_grad_(False)
+    with pytest.raises(UserError, match="use AdamW"):
+        make_muon(model)
+
+
+# --- who updates which matrix
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 8, 9, 16, 31])
+def test_each_matrix_has_one_owner_nothing_is_padded_and_no_rank_has_much_more_than_its_share(count, world_size):
+    for sizes in ([5] * count, [1 + (7 * i) % 11 for i in range(count)]):
+        owner = matrix_owners(sizes, world_size)
+        assert len(owner) == count and set(owner) <= set(range(world_size))
+        load = [sum(s for s, o in zip(sizes, owner) if o == rank) for rank in range(world_size)]
+        assert sum(load) == sum(sizes)
+        assert max(load) <= sum(sizes) / world_size + max(sizes, default=0)
+        if len(set(sizes)) == 1:
+            assert max(load) == -(-count // world_size) * sizes[0]  # a whole multiple needs no extra round
+
+
+def test_gpt2_smalls_matrices_are_shared_evenly():
+    sizes = [768 * n for _ in range(12) for n in (2304, 768, 3072, 3072)]
+    for world_size in (2, 3, 4):
+        load = [sum(s for s, o in zip(sizes, matrix_owners(sizes, world_size)) if o == rank) for rank in range(world_size)]
+        assert max(load) <= 1.02 * sum(sizes) / world_size
