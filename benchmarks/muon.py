@@ -33,7 +33,7 @@ ADAMW_RATES = [dict(lr=lr) for lr in (1e-3, 2e-3, 3e-3, 5e-3, 8e-3)]
 MUON_RATES = [dict(lr=lr, adamw_lr=adamw_lr) for lr in (0.01, 0.02, 0.04) for adamw_lr in (5e-3, 1e-2)]
 
 
-def run(config, policy, data, optimizer: str, rates: dict, tokens: int, seed: int, evals: int = 25) -> dict:
+def run(config, policy, data, optimizer: str, rates: dict, tokens: int, seed: int, final_eval: int = 64_000, evals: int = 25) -> dict:
     "One training run: its validation curve as (tokens, loss), and seconds of wall-clock and CPU time spent in training."
     torch.manual_seed(seed)
     model, o = GPT(config.model).to(policy.device), config.optim
@@ -56,7 +56,7 @@ def run(config, policy, data, optimizer: str, rates: dict, tokens: int, seed: in
         wall, cpu = wall + time.perf_counter() - start[0], cpu + time.process_time() - start[1]
         if (step + 1) % max(1, steps // evals) == 0 or step + 1 == steps:
             last = step + 1 == steps
-            loss = evaluate(model, data.val, token_bytes, max_tokens=64_000 if last else 16_000, autocast=policy.autocast).loss
+            loss = evaluate(model, data.val, token_bytes, max_tokens=final_eval if last else final_eval // 4, autocast=policy.autocast).loss
             curve.append((per_step * (step + 1), loss))
     print(f"{optimizer} {rates} seed {seed}: loss {curve[-1][1]:.4f} after {curve[-1][0]:,} tokens, {cpu:.0f} s of CPU time", flush=True)
     return dict(rates=rates, seed=seed, curve=curve, loss=curve[-1][1], wall_s=round(wall, 1), cpu_s=round(cpu, 1))
@@ -97,7 +97,7 @@ def main():
     for name, grid in grids.items():
         tuning[name] = [run(config, policy, data, name, rates, args.tokens, TUNING_SEED) for rates in grid] if len(grid) > 1 else []
         best = min(tuning[name], key=lambda r: r["loss"])["rates"] if tuning[name] else grid[0]
-        runs[name] = [run(config, policy, data, name, best, args.tokens, TUNING_SEED + 1 + i) for i in range(args.seeds)]
+        runs[name] = [run(config, policy, data, name, best, args.tokens, TUNING_SEED + 1 + i, 4000 if args.quick else 64_000) for i in range(args.seeds)]
     target = statistics.mean(r["loss"] for r in runs["AdamW"])
     reached = {name: [tokens_to(r["curve"], target) for r in rs] for name, rs in runs.items()}
     seconds_per_token = {name: statistics.median(r["cpu_s"] / r["curve"][-1][0] for r in rs) for name, rs in runs.items()}

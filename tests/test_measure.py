@@ -102,6 +102,12 @@ def test_the_measured_peak_is_reached_by_no_product_and_missed_by_little_by_the_
     assert 0.2 * peak < best < 2 * peak  # wide, since other processes take turns
 
 
+def test_measuring_the_peak_leaves_the_random_numbers_of_a_run_alone():
+    before = torch.get_rng_state()
+    measure_peak_flops()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_peak_is_measured_once(monkeypatch):
     import tinygpt.measure as measure
 

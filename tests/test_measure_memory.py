@@ -15,6 +15,7 @@ from tinygpt.measure_memory import (
     training_step, used_memory,
 )  # fmt: skip
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.muon import Muon, muon_groups
 from tinygpt.support import UserError
 
 SHAPE = dict(vocab_size=1000, block_size=64, n_layer=2, n_head=4, n_embd=128)
@@ -106,7 +107,7 @@ def test_predicted_peak_holds_with_muon_and_with_micro_steps(size, settings):
     shape, rows = SIZES[size]
     for variant in ("gpt2", "modern"):
         config = getattr(GPTConfig, variant)(**shape)
-        assert predict_memory(config, rows, **settings).total == pytest.approx(measure_memory(config, rows, **settings), rel=0.15)
+        assert predict_memory(config, rows, **settings, stacked=False).total == pytest.approx(measure_memory(config, rows, **settings), rel=0.15)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -114,15 +115,28 @@ def test_predicted_peak_holds_with_muon_and_with_micro_steps(size, settings):
 def test_predicted_peak_holds_under_autocast(variant, rows):  # small: not every CPU is quick with bfloat16
     for shape in (SHAPE, dict(vocab_size=128, block_size=16, n_layer=4, n_head=4, n_embd=128)):
         config = getattr(GPTConfig, variant)(**shape)
-        measured = measure_memory(config, rows, dtype=torch.bfloat16)
-        assert predict_memory(config, rows, dtype=torch.bfloat16).total == pytest.approx(measured, rel=0.08)
+        ratio = predict_memory(config, rows, dtype=torch.bfloat16).total / measure_memory(config, rows, dtype=torch.bfloat16)
+        assert 0.99 < ratio < 1.08  # if it errs, then upwards
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "llama"])
 def test_predicted_peak_holds_where_newton_schulz_makes_it(variant):
     config = getattr(GPTConfig, variant)(vocab_size=128, block_size=16, n_layer=1, n_head=4, n_embd=512)
-    predicted = predict_memory(config, 1, optimizer="muon")
+    predicted = predict_memory(config, 1, optimizer="muon", stacked=False)
     assert predicted.name == "optimizer step" and predicted.total == pytest.approx(measure_memory(config, 1, optimizer="muon"), rel=0.01)
+
+
+@pytest.mark.parametrize("size", ["loss", "weights"])
+@pytest.mark.parametrize("variant", ["gpt2", "llama", "modern"])
+def test_predicted_peak_holds_with_the_packages_own_muon(variant, size):
+    def ours(model):
+        matrices, rest = muon_groups(model)
+        return [Muon(matrices), torch.optim.AdamW(rest, fused=True)]
+
+    shape, rows = SIZES[size]
+    config = getattr(GPTConfig, variant)(**shape)
+    measured = measure_memory(config, rows, optimizer=ours)
+    assert predict_memory(config, rows, optimizer="muon").total == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize("settings", [{}, dict(micro_steps=2)], ids=str)

@@ -281,6 +281,22 @@ def test_what_is_not_a_matrix_is_refused(shape):
         Muon([nn.Parameter(torch.ones(shape))])
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_five_steps_land_in_the_band_and_the_optimizer_equals_torchs():
+    G, U, Vh = with_singular_values(torch.logspace(0, -2, 48, dtype=torch.float64), 64, 48)
+    got = (U.mT @ newton_schulz(G.float().cuda()).cpu().double() @ Vh.mT).diag()
+    assert 0.6 < got.min() and got.max() < 1.3  # bfloat16 rounds the edges of the band
+    p, q = (nn.Parameter(rand(64, 64).cuda()) for _ in range(2))
+    ours, torchs = Muon([p], lr=0.02, dtype=torch.bfloat16), torch.optim.Muon([q], lr=0.02, weight_decay=0.0)
+    for step in range(50):
+        p.grad = rand(64, 64, seed=step).cuda()
+        q.grad = p.grad.clone()
+        ours.step()
+        torchs.step()
+    torch.testing.assert_close(p, q, atol=5e-3, rtol=0)
+
+
 # --- a model's parameters
 
 
@@ -460,6 +476,10 @@ def test_each_matrix_has_one_owner_nothing_is_padded_and_no_rank_has_much_more_t
         assert max(load) <= sum(sizes) / world_size + max(sizes, default=0)
         if len(set(sizes)) == 1:
             assert max(load) == -(-count // world_size) * sizes[0]  # a whole multiple needs no extra round
+
+
+def test_large_matrices_are_placed_first_so_that_small_ones_fill_the_gaps():
+    assert matrix_owners([1, 1, 2], 2) == [1, 1, 0]
 
 
 def test_gpt2_smalls_matrices_are_shared_evenly():

@@ -91,7 +91,7 @@ def write_token_data(
     progress: bool = False,  # show a bar
 ) -> None:
     "Tokenize `corpus` into `folder`: an eot token before each document, then its tokens."
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
     dtype = token_dtype(tokenizer.n_vocab)
     meta = dict(format=1, dtype=dtype, vocab_size=tokenizer.n_vocab, tokenizer=tokenizer.fingerprint, source=corpus.source, splits={})

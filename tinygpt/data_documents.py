@@ -166,20 +166,20 @@ def _open_parquet(file, name: str, text_key: str):
 
 def read_parquet(file, name: str, text_key: str, chunk_rows: int, skip: int) -> Iterator[Chunk]:
     "The chunks of a parquet file from number `skip` on; no chunk crosses a row group, and row groups before are not read."
-    table = _open_parquet(file, name, text_key)
     index = first = 0  # of the row group: its first chunk, its first row
-    for group in range(table.num_row_groups):
-        n = table.metadata.row_group(group).num_rows
-        pieces = max(1, -(-n // chunk_rows))
-        if index + pieces > skip:
-            if n == 0:
-                yield Chunk(index, [], [("empty row group", f"{name} row group {group}")])
-            for i, values in enumerate(_row_group(table, group, text_key, chunk_rows) if n else ()):
-                if index + i >= skip:
-                    notes, start = [], first + i * chunk_rows
-                    texts = [as_text(value, f"{name} row {start + j}", notes) for j, value in enumerate(values)]
-                    yield Chunk(index + i, [t for t in texts if t], notes)
-        index, first = index + pieces, first + n
+    with _open_parquet(file, name, text_key) as table:
+        for group in range(table.num_row_groups):
+            n = table.metadata.row_group(group).num_rows
+            pieces = max(1, -(-n // chunk_rows))
+            if index + pieces > skip:
+                if n == 0:
+                    yield Chunk(index, [], [("empty row group", f"{name} row group {group}")])
+                for i, values in enumerate(_row_group(table, group, text_key, chunk_rows) if n else ()):
+                    if index + i >= skip:
+                        notes, start = [], first + i * chunk_rows
+                        texts = [as_text(value, f"{name} row {start + j}", notes) for j, value in enumerate(values)]
+                        yield Chunk(index + i, [t for t in texts if t], notes)
+            index, first = index + pieces, first + n
 
 
 def _row_group(table, group: int, text_key: str, chunk_rows: int) -> Iterator[list]:

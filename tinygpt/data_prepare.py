@@ -238,7 +238,7 @@ def _only_one(path: Path):
 
 # %% ../nbs/03_data_prepare.ipynb #write-shards
 def _write_shards(documents, partial, out, tokenizer, recipe, saved, workers, progress, total, commit_seconds) -> Report:
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
     dtype, report = token_dtype(tokenizer.n_vocab), Report()
     writers = {split: ShardWriter(partial, split, dtype, recipe["shard_tokens"]) for split in ("train", "val")}

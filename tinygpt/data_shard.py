@@ -70,6 +70,7 @@ class ShardLoader:
         self.block_size, self.seed, self.shuffle, self.device = block_size, seed, shuffle, torch.device(device)
         self.n_windows = -(-(len(tokens) - 1) // block_size)  # in an epoch
         self.window = 0  # given so far
+        self._ahead = (0, np.empty(0, dtype=np.int64))  # starts from a window on: many at once cost hardly more than a batch
 
     @property
     def epoch(self) -> float:
@@ -88,7 +89,10 @@ class ShardLoader:
         return self
 
     def __next__(self):
-        starts = self.starts(self.window, self.batch_size)[self.rows]
+        first, starts = self._ahead
+        if not first <= self.window <= first + len(starts) - self.batch_size:
+            first, starts = self._ahead = self.window, self.starts(self.window, max(self.batch_size, 4096))
+        starts = starts[self.window - first :][self.rows]
         self.window += self.batch_size
         return to_batch(read_windows(self.tokens, starts, self.block_size + 1), self.device)
 

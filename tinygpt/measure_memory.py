@@ -73,7 +73,7 @@ def activation_bytes(
 def training_step(
     config: GPTConfig,
     batch_size: int,
-    optimizer: str = "adamw",
+    optimizer: str = "adamw",  # "muon" is torch's; or a function: model -> list of optimizers
     dtype: torch.dtype = torch.float32,
     micro_steps: int = 1,
     device: str = "cpu",
@@ -82,7 +82,10 @@ def training_step(
     model = GPT(config).to(device)
     blocks = [p for p in model.h.parameters() if p.dim() == 2] if optimizer == "muon" else []
     rest = [p for p in model.parameters() if not any(p is q for q in blocks)]
-    optimizers = [torch.optim.AdamW(rest, lr=1e-4, fused=True)] + ([torch.optim.Muon(blocks, lr=1e-4)] if blocks else [])
+    if callable(optimizer):
+        optimizers = optimizer(model)
+    else:
+        optimizers = [torch.optim.AdamW(rest, lr=1e-4, fused=True)] + ([torch.optim.Muon(blocks, lr=1e-4)] if blocks else [])
     shape, gen = (batch_size, config.block_size), torch.Generator().manual_seed(0)
     x, y = (torch.randint(config.vocab_size, shape, generator=gen).to(device) for _ in "xy")
 
@@ -145,6 +148,7 @@ def memory_timeline(
     dtype: torch.dtype = torch.float32,  # of the matrix products
     micro_steps: int = 1,  # forward passes per optimizer step; from 2 on, gradients are there all the time
     device: str = "cpu",
+    stacked: bool = True,  # Muon works on all matrices of one shape at once (this project's), or on one after the other (torch's)
 ) -> list[Moment]:
     "The moments of one training step at which memory may be fullest, in order, from the second step on (the optimizer has its state)."
     c, T = config, block_size or config.block_size
@@ -177,7 +181,7 @@ def memory_timeline(
         ))  # fmt: skip
         fixed["weights"] -= copy
     moments.append(Moment("embedding backward", **fixed, gradients=grads, workspace=stream + new(head) + waiting))
-    moments.append(Moment("optimizer step", **fixed, gradients=grads, workspace=_step_workspace(c, optimizer)))
+    moments.append(Moment("optimizer step", **fixed, gradients=grads, workspace=_step_workspace(c, optimizer, stacked, device)))
     return moments
 
 # %% ../nbs/07_measure_memory.ipynb #timeline-help
@@ -194,12 +198,16 @@ def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str
     return ""
 
 
-def _step_workspace(c: GPTConfig, optimizer: str) -> int:
-    "Fused AdamW works in place. Newton–Schulz holds its largest matrix in float32, twice in half precision, and two square ones."
+def _step_workspace(c: GPTConfig, optimizer: str, stacked: bool, device: str) -> int:
+    "Fused AdamW works in place. Newton–Schulz holds a few copies of the matrices it works on, and two square ones of their shorter side."
     if optimizer == "adamw":
         return 0
-    C, qkv = c.n_embd, (c.n_head + 2 * c.kv_heads) * c.head_dim
-    return max(8 * C * wide + 4 * min(C, wide) ** 2 for wide in (C, qkv, c.hidden))
+    C, ups, L, kv = c.n_embd, 2 if c.mlp == "swiglu" else 1, c.n_layer, c.kv_heads * c.head_dim
+    shapes = [(3 * L if kv == C else L, C, C), (ups * L, c.hidden, C), (L, C, c.hidden)]  # (how many of one shape, rows, columns)
+    if not stacked:  # torch's: one at a time, qkv whole; the update in float32, two copies in bfloat16
+        return max(8 * rows * C + 4 * min(rows, C) ** 2 for rows in (C, C + 2 * kv, c.hidden))
+    copies, square = (14, 4) if device == "cuda" else (16, 8)  # updates, their stack, old and new iterate; bfloat16 ones on CUDA
+    return max(n * (copies * rows * cols + square * min(rows, cols) ** 2) for n, rows, cols in shapes)
 
 # %% ../nbs/07_measure_memory.ipynb #predict
 def predict_memory(

@@ -160,6 +160,8 @@ def train(
     data = open_data(config, progress == "bar")
     config.model = replace(config.model, vocab_size=data.tokenizer.n_vocab)
 
+    peak, peak_line = machine_peak(policy.device, policy.dtype)  # draws random numbers: before the seed, not after
+
     torch.manual_seed(config.run.seed)
     model = GPT(config.model).to(policy.device)
     o, e = config.optim, config.eval
@@ -188,7 +190,6 @@ def train(
     log = RunLog(folder, from_step=step, show={"bar": bar.write, "lines": print}.get(progress, lambda text: None))
     step_tokens = d.batch_size * T
     compiled, compile_line = compile_model(model, config.system.compile, (o.max_steps - step) * step_tokens, log.say)
-    peak, peak_line = machine_peak(policy.device, policy.dtype)
     meter = StepMeter(flops_per_token(config.model), peak, policy.device)
     log.say(f"device {policy}; {torch.get_num_threads()} CPU threads; {peak_line}; {compile_line}")
     log.say(f"model {model.num_params() / 1e6:.1f} M parameters; {optimizer_name}; {o.max_steps} steps of {step_tokens} tokens")
