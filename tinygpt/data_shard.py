@@ -91,7 +91,7 @@ class ShardLoader:
     def __next__(self):
         first, starts = self._ahead
         if not first <= self.window <= first + len(starts) - self.batch_size:
-            first, starts = self._ahead = self.window, self.starts(self.window, max(self.batch_size, 4096))
+            first, starts = self._ahead = self.window, self.starts(self.window, max(self.batch_size, min(4096, self.n_windows)))
         starts = starts[self.window - first :][self.rows]
         self.window += self.batch_size
         return to_batch(read_windows(self.tokens, starts, self.block_size + 1), self.device)

@@ -30,7 +30,7 @@ from .data import TokenData, prepare
 from .data_stream import make_loader, open_stream
 from .evaluate import Score, compressor_bits, evaluate
 from .generate import stream_text
-from .measure import StepMeter, flops_per_token, machine_peak
+from .measure import StepMeter, describe, flops_per_token, machine_peak
 from .model import GPT
 from .muon import make_muon
 from .precision import LossScaler, choose_policy
@@ -160,8 +160,7 @@ def train(
     data = open_data(config, progress == "bar")
     config.model = replace(config.model, vocab_size=data.tokenizer.n_vocab)
 
-    peak, peak_line = machine_peak(policy.device, policy.dtype)  # draws random numbers: before the seed, not after
-
+    peak, peak_line = machine_peak(policy.device, policy.dtype)
     torch.manual_seed(config.run.seed)
     model = GPT(config.model).to(policy.device)
     o, e = config.optim, config.eval
@@ -189,7 +188,7 @@ def train(
     bar = tqdm(total=o.max_steps, initial=step, desc=config.run.name, unit="step", disable=progress != "bar", smoothing=0.1, dynamic_ncols=True)
     log = RunLog(folder, from_step=step, show={"bar": bar.write, "lines": print}.get(progress, lambda text: None))
     step_tokens = d.batch_size * T
-    compiled, compile_line = compile_model(model, config.system.compile, (o.max_steps - step) * step_tokens, log.say)
+    compiled, compile_line = compile_model(model, config.system.compile, o.max_steps * step_tokens, log.say)
     meter = StepMeter(flops_per_token(config.model), peak, policy.device)
     log.say(f"device {policy}; {torch.get_num_threads()} CPU threads; {peak_line}; {compile_line}")
     log.say(f"model {model.num_params() / 1e6:.1f} M parameters; {optimizer_name}; {o.max_steps} steps of {step_tokens} tokens")
@@ -252,8 +251,7 @@ def train(
                     log.write(step=at, loss=loss, grad_norm=norm, lr=rate, **read)
                     # with a scaler an infinite norm is its signal to lower the scale, and nothing to worry about
                     bad_in_a_row = 0 if math.isfinite(loss) and (policy.scaler or math.isfinite(norm)) else bad_in_a_row + 1
-                memory = f", {read['memory_gb']:.1f} GB" if "memory_gb" in read else ""
-                bar.set_postfix_str(f"loss {losses[-1]:.3f}, {speeds[-1] / 1e3:.1f} k tokens/s, MFU {read['mfu']:.0%}{memory}")
+                bar.set_postfix_str(f"loss {losses[-1]:.3f}, {describe(read)}")
                 if bad_in_a_row:
                     log.say(f"step {step}: loss {losses[-1]}, gradient norm {norm}: not finite, step skipped ({bad_in_a_row} in a row)")
                 if bad_in_a_row >= 10:
