@@ -1,11 +1,10 @@
 """How fast the loaders are: against a plain copy, against a deque, and against what a training step eats.
 
-    python benchmarks/data_speed.py          prints three tables and writes results/data_speed.json; about three minutes
+    python benchmarks/data_speed.py          prints four tables and writes results/data_speed.json; about three minutes
 
 Everything is a ratio of two figures of the same run, each the median of several rounds that take turns, because other programs may be at work.
 """
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -18,13 +17,13 @@ import torch
 from data_machine import save
 from tinygpt.accumulate import accumulate_gradients, clip_gradients
 from tinygpt.adamw import make_adamw, param_groups
-from tinygpt.config import preset
 from tinygpt.corpus import load_corpus
 from tinygpt.data import RandomLoader, prepare
 from tinygpt.data_documents import Documents
 from tinygpt.data_shard import ShardLoader
 from tinygpt.data_stream import StreamLoader, make_loader, open_stream
 from tinygpt.model import GPT
+from tinygpt.presets import PRESETS, preset
 from tinygpt.tokenizer import BPETokenizer
 
 
@@ -112,7 +111,7 @@ def loaders(B: int, T: int, batches: int) -> dict:
 
     work = {"plain copy": copy, "RandomLoader": drain(RandomLoader(mapped, B, T), batches), "ShardLoader": drain(ShardLoader(mapped, B, T), batches)}
     stream = StreamLoader(Documents([], texts=pieces()), BPETokenizer.gpt2(), B, T, num_threads=2, prefetch=0)
-    result = rates({**work, "StreamLoader, tokenizing": drain(stream, 8), "deque": drain(DequeLoader(tokens, B, T), 4)})
+    result = rates({**work, "StreamLoader, tokenizing": drain(stream, 500_000 // (B * T)), "deque": drain(DequeLoader(tokens, B, T), 4)})
     path.unlink()
     return result
 
@@ -144,22 +143,46 @@ def waiting(name: str, kind: str, steps: int) -> dict:
     return dict(share=sum(waits[skip:]) / sum(totals[skip:]), median_share=statistics.median(waits[skip:]) / statistics.median(totals[skip:]), tokens_per_second=eats)
 
 
+def eats(name: str) -> dict:
+    "Tokens per second that forward and backward of a preset's model eat on this machine, and how many times as many a stream loader gives."
+    config = preset(name)
+    torch.manual_seed(0)
+    model, T = GPT(config.model), config.model.block_size
+    rows = 1 if sum(p.numel() for p in model.parameters()) > 5e7 else min(config.data.batch_size, 8)
+    x = torch.randint(config.model.vocab_size, (rows, T))
+
+    def step():
+        model(x, x)[1].backward()
+        model.zero_grad(set_to_none=True)
+        return rows * T
+
+    stream = StreamLoader(Documents([], texts=pieces()), BPETokenizer.gpt2(), 8, T, num_threads=1, prefetch=0)
+
+    def give():
+        return sum(next(stream)[0].numel() for _ in range(500_000 // (8 * T)))  # several chunks, so that what lies ready does not count
+
+    found = rates({"step": step, "stream": give}, rounds=3)
+    return dict(tokens_per_second=found["step"], stream_gives=found["stream"] / found["step"])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     args = parser.parse_args()
-    result = {"tokenizing": {}, "loaders": {}, "waiting": {}}
+    result = {"tokenizing": {}, "loaders": {}, "eats": {}, "waiting": {}}
     for threads in args.threads:
         result["tokenizing"][threads] = found = tokenizing(threads)
         print(f"{threads} threads: " + ", ".join(f"{k} {v / found['tiktoken alone']:.2f}" for k, v in found.items()) + f" ({found['tiktoken alone'] / 1e6:.1f} MB/s)")
     for B, T in ((16, 128), (32, 1024)):
         result["loaders"][f"{B} x {T}"] = found = loaders(B, T, max(20, 200_000 // (B * T)))
         print(f"{B} x {T}: " + ", ".join(f"{k} {v / found['plain copy']:.4f}" for k, v in found.items()) + f" ({found['plain copy'] / 1e6:.0f} M tokens/s)")
+    for name in PRESETS:
+        result["eats"][name] = found = eats(name)
+        print(f"{name}: a step eats {found['tokens_per_second']:,.0f} tokens/s here, one tokenizing thread gives {found['stream_gives']:.1f} times as many")
     for name, steps in (("laptop", 60), ("shakespeare-char-cpu", 300)):
         result["waiting"][name] = {kind: waiting(name, kind, steps) for kind in ("random", "shard", "stream", "stream bos")}
         for kind, w in result["waiting"][name].items():
             print(f"{name}, {kind}: {w['share']:.2%} of the time is waiting, the median step {w['median_share']:.2%}; the step eats {w['tokens_per_second']:,.0f} tokens/s")
-    print(json.dumps(result)[:80])
     save("data_speed", result)
 
 

