@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -273,3 +276,33 @@ def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache)
     with pytest.raises(UserError, match="packing"):
         make_loader("stream", text, 2, 8, packing="tight")
     assert isinstance(files, TokenData)
+
+
+WORKER = """
+import json, sys
+import torch.distributed as dist
+from tinygpt.data_documents import Documents
+from tinygpt.data_stream import StreamLoader
+from tinygpt.tokenizer import ByteTokenizer
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+texts = [f"document {i} " * (i % 5 + 1) for i in range(60)]
+loader = StreamLoader(Documents([], texts=texts, chunk_rows=7), ByteTokenizer(), 4, 16, rank=rank, world_size=2)
+for _ in range(9):
+    next(loader)
+json.dump(loader.state_dict(), open(f"{folder}/{rank}.json", "w"))
+loader.close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_real_processes_put_their_states_together(tmp_path):
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(rank), str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
+    assert [w.wait(timeout=120) for w in workers] == [0, 0]
+    one = stream([f"document {i} " * (i % 5 + 1) for i in range(60)], 4, 16, chunk_rows=7)
+    for _ in range(9):
+        next(one)
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == one.state_dict()

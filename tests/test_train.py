@@ -87,14 +87,15 @@ def test_micro_batches_do_not_change_the_run_beyond_rounding(config, micro):
 
 def test_the_learning_rate_follows_the_schedule_and_exactly_max_steps_are_made(config, monkeypatch):
     steps = []
-    real = train_module.make_adamw
+    real = train_module.make_optimizer
+    config.optim.optimizer = "adamw"
 
     def counting(*args):
         opt, name = real(*args)
         opt.register_step_post_hook(lambda *_: steps.append(opt.param_groups[0]["lr"]))
         return opt, name
 
-    monkeypatch.setattr(train_module, "make_adamw", counting)
+    monkeypatch.setattr(train_module, "make_optimizer", counting)
     result = quiet(config)
     schedule = train_module.make_schedule(config.optim.schedule, 20, 2, config.optim.final_lr, config.optim.cooldown)
     assert len(steps) == 20 and steps == [config.optim.learning_rate * schedule(s) for s in range(20)] and steps[0] > 0
