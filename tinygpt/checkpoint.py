@@ -8,7 +8,6 @@ __all__ = ['rng_state', 'set_rng_state', 'save_checkpoint', 'verify_checkpoint',
 
 # %% ../nbs/16_checkpoint.ipynb #imports
 import base64
-import hashlib
 import json
 import re
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from .data import sha256_file
 from .model import GPT, GPTConfig
 from .support import UserError, atomic_path
 from .tokenizer import Tokenizer
@@ -39,14 +39,6 @@ def set_rng_state(
         torch.cuda.set_rng_state(tensor(text), i)
 
 # %% ../nbs/16_checkpoint.ipynb #save
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as f:
-        while block := f.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def save_checkpoint(
     folder: Path,  # made here; must not exist
     model: GPT,  # the plain module, not a compiled or wrapped one
@@ -63,7 +55,7 @@ def save_checkpoint(
         if optimizer is not None:
             torch.save(optimizer.state_dict(), tmp / "optimizer.pt")
         (tmp / "state.json").write_text(json.dumps({**(state or {}), "rng": rng_state(), "torch": torch.__version__}, indent=2))
-        (tmp / "manifest.json").write_text(json.dumps({f.name: _sha256(f) for f in sorted(tmp.iterdir())}, indent=2))
+        (tmp / "manifest.json").write_text(json.dumps({f.name: sha256_file(f) for f in sorted(tmp.iterdir())}, indent=2))
     return Path(folder)
 
 # %% ../nbs/16_checkpoint.ipynb #load
@@ -79,7 +71,7 @@ def verify_checkpoint(
     for name, digest in manifest.items():
         if not (folder / name).exists():
             return f"{folder / name} is missing"
-        if _sha256(folder / name) != digest:
+        if sha256_file(folder / name) != digest:
             return f"{folder / name} is damaged: its sha256 is not the one in manifest.json"
     return ""
 
