@@ -35,11 +35,11 @@ def child(args) -> dict:
     import torch
 
     from tinygpt.accumulate import accumulate_gradients, clip_gradients
-    from tinygpt.adamw import make_adamw, param_groups
     from tinygpt.model import GPT
     from tinygpt.precision import choose_policy
     from tinygpt.presets import preset
     from tinygpt.support import synchronize
+    from tinygpt.parallel import make_optimizer
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -47,7 +47,7 @@ def child(args) -> dict:
     torch.manual_seed(0)
     model = GPT(config.model).to(policy.device)
     o = config.optim
-    optimizer, _ = make_adamw(param_groups(model, o.weight_decay), o.learning_rate, o.betas, o.eps, o.adamw)
+    optimizer, name = make_optimizer(config, model)
     x, y = torch.randint(config.model.vocab_size, (2, config.data.batch_size, config.model.block_size), device=policy.device)
     compiled = torch.compile(model)
 
@@ -65,7 +65,7 @@ def child(args) -> dict:
     first = step(compiled)
     pairs = [(step(model), step(compiled)) for _ in range(args.steps)][2:]  # the first two warm up
     eager, fast = zip(*pairs)
-    return dict(first=first, eager=eager, compiled=fast, parameters=sum(p.numel() for p in model.parameters()), tokens=x.numel(), preset_steps=o.max_steps, policy=str(policy), threads=torch.get_num_threads())
+    return dict(first=first, eager=eager, compiled=fast, parameters=sum(p.numel() for p in model.parameters()), tokens=x.numel(), preset_steps=o.max_steps, policy=str(policy), optimizer=name, threads=torch.get_num_threads())
 
 
 def fresh_process(args, cache: str) -> dict:
@@ -117,7 +117,7 @@ def main():
         even = {f"break_even_{k}": round((m[f"{k}_first"] - m["eager"]) / gain) if gain > 0 else None for k in ("cold", "warm")}  # steps
         median[name] = m | {"speedup": m["eager"] / m["compiled"]} | even
     result = dict(
-        what="one optimizer step of the preset, eager and compiled", preset=args.preset, policy=cold["policy"], threads=cold["threads"],
+        what="one optimizer step of the preset, eager and compiled", preset=args.preset, policy=cold["policy"], optimizer=cold["optimizer"], threads=cold["threads"],
         median=median, rounds=rounds, parameters=cold["parameters"], tokens_per_step=cold["tokens"], preset_steps=cold["preset_steps"],
         machine=about, date=date.today().isoformat(), command="python " + " ".join(["benchmarks/compile.py", *sys.argv[1:]]),
     )  # fmt: skip

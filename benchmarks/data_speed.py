@@ -1,6 +1,6 @@
 """How fast the loaders are: against a plain copy, against a deque, and against what a training step eats.
 
-    python benchmarks/data_speed.py          prints four tables and writes results/data_speed.json; about three minutes
+    python benchmarks/data_speed.py          prints four tables and writes results/data_speed.json; about ten minutes
 
 Everything is a ratio of two figures of the same run, each the median of several rounds that take turns, because other programs may be at work.
 """
@@ -16,7 +16,6 @@ import torch
 
 from data_machine import save
 from tinygpt.accumulate import accumulate_gradients, clip_gradients
-from tinygpt.adamw import make_adamw, param_groups
 from tinygpt.corpus import load_corpus
 from tinygpt.data import RandomLoader, prepare
 from tinygpt.data_documents import Documents
@@ -25,6 +24,7 @@ from tinygpt.data_stream import StreamLoader, make_loader, open_stream
 from tinygpt.model import GPT
 from tinygpt.presets import PRESETS, preset
 from tinygpt.tokenizer import BPETokenizer
+from tinygpt.parallel import make_optimizer
 
 
 def rates(work: dict, rounds: int = 5) -> dict[str, float]:
@@ -116,6 +116,12 @@ def loaders(B: int, T: int, batches: int) -> dict:
     return result
 
 
+def rows_for(config, model) -> int:
+    "Rows of a step that a CPU makes in seconds: the preset's batch, or fewer for the presets that are meant for GPUs. Time grows with the tokens, the waiting too."
+    params = sum(p.numel() for p in model.parameters())
+    return min(config.data.batch_size, 1 if params > 5e7 else 8 if params > 5e6 else 64)
+
+
 def waiting(name: str, kind: str, steps: int) -> dict:
     "Share of a preset's training step spent in next(loader), and the tokens per second that the step eats."
     config = preset(name)
@@ -123,8 +129,9 @@ def waiting(name: str, kind: str, steps: int) -> dict:
     data = open_stream("sotu", spec) if kind.startswith("stream") else prepare("sotu", spec, config.model.vocab_size)
     config.model.vocab_size = data.tokenizer.n_vocab
     torch.manual_seed(0)
-    model, (B, T) = GPT(config.model), (config.data.batch_size, config.model.block_size)
-    optimizer, _ = make_adamw(param_groups(model, 0.1), 1e-4, (0.9, 0.95), 1e-8, "auto")
+    model, T = GPT(config.model), config.model.block_size
+    B = rows_for(config, model)
+    optimizer, _ = make_optimizer(config, model)
     loader = make_loader(kind.split()[0], data, B, T, packing="bos" if "bos" in kind else "stream", num_threads=1)
     waits, totals = [], []
     for _ in range(steps):
@@ -138,9 +145,9 @@ def waiting(name: str, kind: str, steps: int) -> dict:
         waits.append(got - start)
         totals.append(time.perf_counter() - start)
     loader.close()
-    skip = max(5, steps // 10)  # the first steps are slow in themselves
+    skip = max(3, steps // 10)  # the first steps are slow in themselves
     eats = B * T / statistics.median(totals[skip:])
-    return dict(share=sum(waits[skip:]) / sum(totals[skip:]), median_share=statistics.median(waits[skip:]) / statistics.median(totals[skip:]), tokens_per_second=eats)
+    return dict(rows=B, share=sum(waits[skip:]) / sum(totals[skip:]), median_share=statistics.median(waits[skip:]) / statistics.median(totals[skip:]), tokens_per_second=eats)
 
 
 def eats(name: str) -> dict:
@@ -148,7 +155,7 @@ def eats(name: str) -> dict:
     config = preset(name)
     torch.manual_seed(0)
     model, T = GPT(config.model), config.model.block_size
-    rows = 1 if sum(p.numel() for p in model.parameters()) > 5e7 else min(config.data.batch_size, 8)
+    rows = rows_for(config, model)
     x = torch.randint(config.model.vocab_size, (rows, T))
 
     def step():
@@ -179,7 +186,7 @@ def main():
     for name in PRESETS:
         result["eats"][name] = found = eats(name)
         print(f"{name}: a step eats {found['tokens_per_second']:,.0f} tokens/s here, one tokenizing thread gives {found['stream_gives']:.1f} times as many")
-    for name, steps in (("laptop", 60), ("shakespeare-char-cpu", 300)):
+    for name, steps in (("laptop", 60), ("shakespeare-char-cpu", 300), ("shakespeare-char", 25), ("tinystories", 25), ("gpt2", 15)):
         result["waiting"][name] = {kind: waiting(name, kind, steps) for kind in ("random", "shard", "stream", "stream bos")}
         for kind, w in result["waiting"][name].items():
             print(f"{name}, {kind}: {w['share']:.2%} of the time is waiting, the median step {w['median_share']:.2%}; the step eats {w['tokens_per_second']:,.0f} tokens/s")

@@ -1,9 +1,14 @@
+import contextlib
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from tinygpt.accumulate import accumulate_gradients, clip_gradients, count_targets
+from tinygpt.accumulate import NoiseScale, accumulate_gradients, clip_gradients, count_targets, gradient_noise_scale, measure_noise_scale
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.support import UserError
 
 
 @pytest.fixture
@@ -107,3 +112,215 @@ def test_a_gradient_that_is_not_finite_shows_in_the_norm():
     params = weights()
     params[0].grad[1] = float("nan")
     assert not torch.isfinite(clip_gradients(params, 1.0))
+
+
+def test_a_float_total_divides_as_ranks_that_average_need_it(model, batch):
+    "DDP takes the mean over ranks: each divides by the whole count over the number of ranks, which may be below 1."
+    x, y = batch
+    y = y.clone()
+    y[1:] = -100
+    y[0, 2:] = -100  # two counted targets for three ranks
+    whole = accumulate_gradients(model, x, y)
+    expected = gradients(model)
+    model.zero_grad()
+    losses = [accumulate_gradients(model, x[rank::3], y[rank::3], 1, total=count_targets(y) / 3) for rank in range(3)]
+    assert (gradients(model) / 3 - expected).abs().max() < 1e-12
+    assert (sum(losses) / 3).item() == pytest.approx(whole.item(), rel=1e-6)  # the mean over ranks is the loss of the batch
+
+
+@settings(max_examples=25, deadline=None)
+@given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=8), micro=st.integers(1, 9), world=st.integers(1, 3))
+def test_any_ragged_counts_micro_batches_and_ranks_give_the_big_batch(counts, micro, world):
+    g = torch.Generator().manual_seed(sum(counts))
+    table = nn.Embedding(9, 9, dtype=torch.float64, _weight=torch.randn(9, 9, generator=g, dtype=torch.float64))
+    table.requires_grad_()
+
+    class Bigram(nn.Module):
+        def forward(self, x, y, reduction):
+            logits = table(x)
+            return logits, nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction=reduction)
+
+    x, y = torch.randint(9, (len(counts), 6), generator=g), torch.randint(9, (len(counts), 6), generator=g)
+    for row, counted in enumerate(counts):
+        y[row, counted:] = -100
+    total = count_targets(y)
+    losses = [accumulate_gradients(Bigram(), x[r::world], y[r::world], micro, total=total / world) for r in range(world)]
+    if total == 0:
+        assert sum(losses) == 0 and not table.weight.grad.any()
+        return
+    logits = table(x)
+    oracle = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+    (expected,) = torch.autograd.grad(oracle, table.weight)
+    assert (table.weight.grad / world - expected).abs().max() < 1e-12
+    assert (sum(losses) / world).item() == pytest.approx(oracle.item(), rel=1e-5)
+
+
+def test_the_logged_loss_is_the_mean_and_not_the_last_micro_steps(model, batch):
+    x, y = batch
+    parts = [model(x[i : i + 2], y[i : i + 2])[1].item() for i in range(0, 7, 2)]
+    loss = accumulate_gradients(model, x, y, 2).item()
+    assert loss == pytest.approx(model(x, y)[1].item(), rel=1e-6)
+    assert abs(loss - parts[-1]) > 1e-3 and abs(loss - sum(parts) / len(parts)) > 1e-4  # neither the last nor the mean of means
+
+
+class Recorder(nn.Module):
+    "Notes what happens in which order; `loss.backward()` through a hook."
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.log = model, []
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.log.append("[")
+        yield
+        self.log.append("]")
+
+    def forward(self, *args, **kw):
+        self.log.append("f")
+        logits, loss = self.model(*args, **kw)
+        loss.register_hook(lambda _: self.log.append("b"))
+        return logits, loss
+
+
+@pytest.mark.parametrize("micro, order", [(3, "[fb][fb]fb"), (4, "[fb]fb"), (7, "fb"), (None, "fb")])
+def test_no_sync_is_around_forward_and_backward_of_all_micro_steps_but_the_last(model, batch, micro, order):
+    recorder = Recorder(model)
+    accumulate_gradients(recorder, *batch, micro, no_sync=recorder.no_sync)
+    assert "".join(recorder.log) == order
+
+
+def test_a_rank_without_counted_targets_still_runs_so_that_others_do_not_wait(model, batch):
+    x, y = batch
+    recorder = Recorder(model)
+    assert accumulate_gradients(recorder, x[2:3], y[2:3], 1, total=40.0, no_sync=recorder.no_sync) == 0
+    assert recorder.log == ["f", "b"] and all(p.grad is not None for p in model.parameters())
+
+
+def test_scaled_gradients_are_clipped_by_their_true_norm_only_after_unscaling(model, batch):
+    accumulate_gradients(model, *batch)
+    true = gradients(model)
+    model.zero_grad()
+    accumulate_gradients(model, *batch, 2, scale=lambda loss: 1024 * loss)
+    for p in model.parameters():
+        p.grad /= 1024
+    bound = 0.5 * true.norm().item()
+    assert clip_gradients(model.parameters(), bound).item() == pytest.approx(2 * bound)
+    assert (gradients(model) - true / 2).abs().max() < 1e-6 * true.norm()
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (dict(micro_batch_size=0), "micro_batch_size = 0"), (dict(micro_batch_size=-2), "micro_batch_size = -2"),
+        (dict(total=-1.0), "total = -1.0"), (dict(y=torch.zeros(3, 16, dtype=torch.long)), r"\(3, 16\)"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_batch_is_refused_before_any_gradient(model, batch, change, said):
+    with pytest.raises(UserError, match=said):
+        accumulate_gradients(model, **{"x": batch[0], "y": batch[1]} | change)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_clipping_equals_torchs_own():
+    mine, theirs = weights(), weights()
+    clip_gradients(mine, 2.0)
+    nn.utils.clip_grad_norm_(theirs, 2.0)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(mine[:2], theirs[:2]))
+
+
+def test_without_any_gradient_the_norm_is_zero():
+    assert clip_gradients([nn.Parameter(torch.zeros(3))], 1.0) == 0
+
+
+def test_sharded_gradients_of_fsdp2_are_clipped_by_the_whole_norm(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        plain = nn.Linear(3, 2)
+        torch.manual_seed(0)
+        sharded = fully_shard(nn.Linear(3, 2), mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
+        for layer in (plain, sharded):
+            (100 * layer(torch.ones(4, 3)).square().sum()).backward()
+        expected, norm = clip_gradients(plain.parameters(), 1.0), clip_gradients(sharded.parameters(), 1.0)
+        assert type(norm) is torch.Tensor and torch.isclose(norm, expected) and norm > 1
+        for p, q in zip(plain.parameters(), sharded.parameters()):
+            torch.testing.assert_close(q.grad.full_tensor(), p.grad)
+    finally:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+class Linear(nn.Module):
+    "Squared error of w·x, half: the closed form below is known for it. x (rows, 1, d), y (rows, 1)."
+
+    def __init__(self, w):
+        super().__init__()
+        self.w = nn.Parameter(w.clone())
+
+    def forward(self, x, y, reduction):
+        return None, (x @ self.w - y).square().sum() / 2
+
+
+def linear_data(rows, d, sigma, g):
+    x = torch.randn(rows, 1, d, generator=g, dtype=torch.float64)
+    return x, sigma * torch.randn(rows, 1, generator=g, dtype=torch.float64)  # the true weights are 0
+
+
+def test_the_noise_scale_of_a_linear_model_is_the_closed_form():
+    "Gradient (w·x - e) x with normal x: mean w, summed variance (d + 1)|w|² + d sigma²."
+    d, sigma, g = 10, 2.0, torch.Generator().manual_seed(0)
+    w = torch.full((d,), 0.5, dtype=torch.float64)
+    batches = [linear_data(64, d, sigma, g) for _ in range(150)]
+    found = measure_noise_scale(Linear(w), batches, 8)
+    signal, noise = w.square().sum().item(), (d + 1) * w.square().sum().item() + d * sigma**2
+    assert found.signal == pytest.approx(signal, rel=0.05) and found.noise == pytest.approx(noise, rel=0.05)
+    assert found.batch == pytest.approx(noise / signal, rel=0.08)
+
+
+def test_both_estimates_are_unbiased_where_the_naive_ones_are_not():
+    d, g = 30, torch.Generator().manual_seed(1)
+    mean, n = torch.full((d,), 0.1, dtype=torch.float64), 4000  # |G|² = 0.3, tr Σ = 30
+    norms = {B: (mean + torch.randn(n, d, generator=g, dtype=torch.float64) / B**0.5).norm(dim=1) for B in (2, 16)}
+    found = gradient_noise_scale(norms[2], norms[16], 2, 16)
+    assert found.signal == pytest.approx(0.3, abs=0.05) and found.noise == pytest.approx(30, rel=0.02)
+    assert norms[16].square().mean() > 5 * 0.3  # the big batch's own norm is far off
+
+
+def test_norms_of_one_steps_micro_batches_give_their_sample_variance(model, batch):
+    x, y = batch[0][:6], torch.randint(50, (6, 16), generator=torch.Generator().manual_seed(3))
+    rows = []
+    for xb, yb in zip(x.split(2), y.split(2)):
+        model.zero_grad()
+        accumulate_gradients(model, xb, yb)
+        rows.append(gradients(model))
+    found = measure_noise_scale(model, [(x, y)], 2)
+    rows = torch.stack(rows)
+    assert found.noise == pytest.approx(2 * rows.var(0).sum().item(), rel=1e-9)
+    assert found.signal == pytest.approx(rows.mean(0).square().sum().item() - found.noise / 6, rel=1e-9)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_noise_scale_with_frozen_and_unused_parameters():
+    g = torch.Generator().manual_seed(0)
+    linear = Linear(torch.ones(3, dtype=torch.float64))
+    linear.frozen, linear.unused = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
+    assert measure_noise_scale(linear, [linear_data(8, 3, 1.0, g)], 2).noise > 0
+
+
+def test_no_signal_means_an_infinite_batch():
+    assert NoiseScale(3.0, 0.0).batch == float("inf") and NoiseScale(3.0, -1.0).batch == float("inf")
+    assert NoiseScale(3.0, 1.5).batch == 2.0
+
+
+def test_sizes_that_cannot_be_are_refused(model, batch):
+    with pytest.raises(UserError, match="big batch must be the larger"):
+        gradient_noise_scale([1.0], [1.0], 8, 8)
+    with pytest.raises(UserError, match="at least one norm"):
+        gradient_noise_scale([], [1.0], 1, 8)
+    for micro in (2, 7, 9):
+        with pytest.raises(UserError, match="does not divide"):
+            measure_noise_scale(model, [batch], micro)

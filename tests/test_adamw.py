@@ -1,34 +1,77 @@
 import copy
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinygpt.adamw import AdamW, adamw_update, make_adamw, param_groups
+from tinygpt.adamw import (
+    DEFAULTS,
+    IMPLEMENTATIONS,
+    KINDS,
+    AdamW,
+    adamw_update,
+    implementation_of,
+    make_adamw,
+    param_groups,
+    parameter_kinds,
+    time_implementations,
+)
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 
 SMALL = dict(vocab_size=64, block_size=8, n_layer=2, n_head=2, n_embd=16)
 VARIANTS = {
     "gpt2": GPTConfig.gpt2(**SMALL),
+    "gpt2 without biases": GPTConfig.gpt2(**SMALL, bias=False),
+    "gpt2 untied": GPTConfig.gpt2(**SMALL, tie_weights=False),
     "llama": GPTConfig.llama(**SMALL, n_kv_head=1),
-    "llama tied": GPTConfig.llama(**{**SMALL, "tie_weights": True}),
+    "llama tied": GPTConfig.llama(**SMALL, tie_weights=True),
     "modern": GPTConfig.modern(**SMALL),
+    "all at once": GPTConfig.modern(**SMALL, position="learned", norm="layernorm", mlp="swiglu", bias=True, n_kv_head=1),
 }
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
-@pytest.mark.parametrize("eps", [1e-3, 1e-8, 1e-10])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+class Operations(TorchDispatchMode):
+    "The names of the operations sent off inside it."
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.__name__.split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def with_gradients(model_or_params, seed=0):
+    "Give every parameter a gradient that follows from the seed."
+    params = list(model_or_params.parameters()) if isinstance(model_or_params, nn.Module) else list(model_or_params)
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator).to(p)
+    return params
+
+
+# ---- the rule
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("eps", [10.0**-k for k in range(3, 11)])
 def test_a_thousand_steps_equal_torchs_bit_for_bit(eps, weight_decay, dtype):
     g = torch.Generator().manual_seed(0)
-    start = [torch.randn(shape, generator=g, dtype=dtype) for shape in [(3, 4), (5,), (1,)]]
+    start = [torch.randn(shape, generator=g, dtype=dtype) for shape in [(3, 4), (1,)]]
     ours, theirs = ([nn.Parameter(t.clone()) for t in start] for _ in range(2))
-    settings = dict(lr=0.01, betas=(0.9, 0.95), eps=eps, weight_decay=weight_decay)
-    a, b = AdamW(ours, **settings), torch.optim.AdamW(theirs, **settings, foreach=False)
+    how = dict(lr=0.01, betas=(0.9, 0.95), eps=eps, weight_decay=weight_decay)
+    a, b = AdamW(ours, **how), torch.optim.AdamW(theirs, **how, foreach=False)
     for step in range(1000):
         for p, q in zip(ours, theirs):
-            p.grad = torch.randn(p.shape, generator=g, dtype=dtype) * 10.0 ** (step % 7 - 5)  # from tiny to large
+            p.grad = torch.randn(p.shape, generator=g, dtype=dtype) * 10.0 ** (step % 12 - 10)  # from far below any eps to far above
             q.grad = p.grad.clone()
         a.step()
         b.step()
@@ -36,11 +79,70 @@ def test_a_thousand_steps_equal_torchs_bit_for_bit(eps, weight_decay, dtype):
         assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999), (0.0, 0.95), (0.9, 0.0)])
+def test_other_betas_and_bfloat16_equal_torchs_too(betas):
+    for dtype in (torch.float32, torch.bfloat16):
+        p, q = (nn.Parameter(torch.linspace(-1, 1, 7).to(dtype)) for _ in range(2))
+        a, b = AdamW([p], lr=0.01, betas=betas), torch.optim.AdamW([q], lr=0.01, betas=betas, weight_decay=0.1, foreach=False)
+        for step in range(50):
+            for x in (p, q):
+                with_gradients([x], step)
+            a.step()
+            b.step()
+        assert torch.equal(p, q)
+
+
+def textbook(p, gradients, lr, beta1, beta2, eps, decay):
+    "Algorithm 2 of Loshchilov and Hutter, on one number in Python."
+    m = v = 0.0
+    for t, g in enumerate(gradients, 1):
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+        m_hat, v_hat = m / (1 - beta1**t), v / (1 - beta2**t)
+        p = p - lr * (m_hat / (math.sqrt(v_hat) + eps) + decay * p)
+    return p
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=12), st.floats(-2, 2), st.floats(0, 0.5), st.floats(0, 0.99), st.floats(0, 0.999),
+    st.sampled_from([1e-3, 1e-8, 1e-10]), st.floats(0, 1),
+)  # fmt: skip
+def test_the_rule_is_the_papers(gradients, start, lr, beta1, beta2, eps, decay):
+    p, m, v = torch.tensor([start], dtype=torch.float64), *torch.zeros(2, 1, dtype=torch.float64)
+    for t, g in enumerate(gradients, 1):
+        adamw_update(p, torch.tensor([g], dtype=torch.float64), m, v, t, lr, (beta1, beta2), eps, decay)
+    assert p.item() == pytest.approx(textbook(start, gradients, lr, beta1, beta2, eps, decay), rel=1e-9, abs=1e-9)
+
+
 def test_the_first_step_has_the_size_of_the_learning_rate_whatever_the_gradient():
     for g in (1e-7, 1.0, 1e5):
         p = torch.zeros(1)
         adamw_update(p, torch.tensor([g]), torch.zeros(1), torch.zeros(1), 1, lr=0.1, eps=0.0)
         assert p.item() == pytest.approx(-0.1, rel=1e-5)
+
+
+@pytest.mark.parametrize("eps", [1e-10, 1e-3, 1.0])
+def test_a_constant_gradient_gives_steps_of_a_constant_size_at_any_eps(eps):  # eps before the bias correction does not
+    g, p, m, v = torch.full((1,), 0.01, dtype=torch.float64), *torch.zeros(3, 1, dtype=torch.float64)
+    sizes = []
+    for t in range(1, 30):
+        before = p.item()
+        adamw_update(p, g, m, v, t, lr=0.1, eps=eps)
+        sizes.append(before - p.item())
+    assert sizes == pytest.approx([0.1 * 0.01 / (0.01 + eps)] * 29, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(-20, 20))
+def test_without_eps_the_scale_of_the_loss_does_not_matter(k):
+    ends = []
+    for scale in (1.0, 2.0**k):
+        p, m, v = torch.ones(4), torch.zeros(4), torch.zeros(4)
+        generator = torch.Generator().manual_seed(0)
+        for t in range(1, 20):
+            adamw_update(p, scale * torch.randn(4, generator=generator), m, v, t, lr=0.1, eps=0.0)
+        ends.append(p)
+    assert torch.equal(*ends)  # powers of two are exact
 
 
 def test_decay_is_decoupled_from_the_gradients_size():
@@ -51,13 +153,44 @@ def test_decay_is_decoupled_from_the_gradients_size():
         assert (without - with_decay).item() == pytest.approx(0.05, rel=1e-4)
 
 
+def test_no_weight_stays_beyond_one_over_the_decay():
+    p, m, v = torch.tensor([5.0, -0.5]), torch.zeros(2), torch.zeros(2)
+    for t in range(1, 2000):
+        adamw_update(p, torch.tensor([-1.0, -1.0]), m, v, t, lr=0.01, weight_decay=0.5)
+    torch.testing.assert_close(p, torch.tensor([2.0, 2.0]), atol=1e-3, rtol=0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from([(), (1,), (7,), (3, 5), (2, 3, 4)]), st.lists(st.floats(0, 1), max_size=4))
+def test_shards_of_a_tensor_end_where_the_whole_ends(shape, cuts):
+    torch.manual_seed(0)
+    whole = torch.randn(shape)
+    shards, n = whole.clone(), whole.numel()
+    m, v, ms, vs = (torch.zeros(shape) for _ in range(4))
+    edges = [0, *sorted(round(c * n) for c in cuts), n]  # some shards are empty
+    for t in range(1, 6):
+        g = torch.randn(shape)
+        adamw_update(whole, g, m, v, t, 0.01, weight_decay=0.1)
+        for a, b in zip(edges, edges[1:]):
+            adamw_update(*(x.view(-1)[a:b] for x in (shards, g, ms, vs)), t, 0.01, weight_decay=0.1)
+    torch.testing.assert_close(shards, whole, rtol=1e-6, atol=1e-7)  # vector instructions round otherwise at the edges of some CPUs
+
+
+# ---- groups
+
+
+@pytest.mark.parametrize("frozen", [(), ("wte",), ("norm", "ln_"), ("c_attn", "lm_head")], ids=lambda f: f"{' '.join(f) or 'nothing'} frozen")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_parameter_of_every_variant_is_in_exactly_one_group(name):
+def test_every_parameter_of_every_variant_is_in_exactly_one_group(name, frozen):
     model = GPT(VARIANTS[name])
-    groups = param_groups(model, 0.1)
-    grouped = [id(p) for g in groups for p in g["params"]]
-    assert len(grouped) == len(set(grouped)) and set(grouped) == {id(p) for p in model.parameters()}
-    for group in groups:
+    for n, p in model.named_parameters():
+        p.requires_grad_(not any(part in n for part in frozen))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for multipliers in ({}, dict(lr_multipliers={"matrix": 2.0}, decay_multipliers={"matrix": 0.5})):
+        groups = param_groups(model, 0.1, **multipliers)
+        grouped = [id(p) for g in groups for p in g["params"]]
+        assert len(grouped) == len(set(grouped)) and set(grouped) == {id(p) for p in trained}
+    for group in param_groups(model, 0.1):
         for p in group["params"]:
             assert group["weight_decay"] == (0.1 if p.dim() >= 2 else 0.0)
 
@@ -70,24 +203,144 @@ def test_a_tied_weight_is_grouped_once_and_a_frozen_one_not_at_all():
     assert len(groups) == 1 and len(groups[0]["params"]) == 1
 
 
-@pytest.mark.parametrize("implementation", ["auto", "fused", "foreach", "own"])
+def test_a_tied_weight_takes_one_step():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    before = model[0].weight.detach().clone()
+    optimizer, _ = make_adamw(param_groups(model, 0.0), 0.1, eps=0.0)
+    model[0].weight.grad = torch.ones(5, 4)
+    optimizer.step()
+    torch.testing.assert_close(model[0].weight.detach(), before - 0.1)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_kind_is_what_its_name_says(name):
+    model = GPT(VARIANTS[name])
+    kinds = parameter_kinds(model)
+    assert set(kinds) == {n for n, _ in model.named_parameters()} and set(kinds.values()) <= set(KINDS)
+    assert {n for n, k in kinds.items() if k == "embedding"} == {"wte.weight"} | ({"wpe.weight"} if model.wpe is not None else set())
+    assert {n for n, k in kinds.items() if k == "head"} == ({"lm_head.weight"} if model.lm_head is not None else set())
+    for n, p in model.named_parameters():
+        assert (kinds[n] == "vector") == (p.dim() < 2)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_multipliers_reach_the_steps_of_every_implementation(implementation):
+    model = GPT(VARIANTS["modern"])
+    before = copy.deepcopy(model)
+    groups = param_groups(model, 0.5, lr_multipliers={"embedding": 4.0, "head": 0.5}, decay_multipliers={"embedding": 0.0, "vector": 1.0})
+    optimizer, _ = make_adamw(groups, 0.01, eps=0.0, implementation=implementation)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    rate = {"embedding": 0.04, "head": 0.005, "matrix": 0.01, "vector": 0.01}
+    decay = {"embedding": 0.0, "head": 0.5, "matrix": 0.5, "vector": 0.5}
+    kinds = parameter_kinds(model)
+    for (n, p), q in zip(model.named_parameters(), before.parameters()):
+        lr = rate[kinds[n]]
+        torch.testing.assert_close(p.detach(), q.detach() * (1 - lr * decay[kinds[n]]) - lr)  # the first step has the size of the rate
+
+
+def test_our_class_knows_multipliers_by_itself_and_torchs_own_rates_win():
+    p, q, r = (nn.Parameter(torch.ones(1)) for _ in range(3))
+    groups = [dict(params=[p], lr_multiplier=3.0), dict(params=[q], lr_multiplier=3.0, lr=0.7), dict(params=[r])]
+    assert [g["lr"] for g in AdamW(groups, lr=0.1).param_groups] == pytest.approx([0.3, 0.7, 0.1])
+    assert "lr" not in groups[0]  # the caller's groups stay as they were
+
+
+def test_groups_are_the_same_whatever_the_decay():  # a checkpoint's groups must match those of a run that continues it
+    model = GPT(VARIANTS["gpt2"])
+    assert [len(g["params"]) for g in param_groups(model, 0.0)] == [len(g["params"]) for g in param_groups(model, 0.1)]
+
+
+@pytest.mark.parametrize("bad, words", [
+    (dict(lr_multipliers={"head": 2.0}), "trains no head"), (dict(lr_multipliers={"bias": 2.0}), "trains no bias"),
+    (dict(decay_multipliers={"matrix": -1.0}), "matrix = -1.0"), (dict(lr_multipliers={"matrix": math.nan}), "matrix = nan"),
+])  # fmt: skip
+def test_multipliers_that_cannot_work_are_refused(bad, words):
+    with pytest.raises(UserError, match=words):
+        param_groups(GPT(VARIANTS["gpt2"]), **bad)
+
+
+# ---- implementations
+
+
+@pytest.mark.parametrize("implementation", ["auto", *IMPLEMENTATIONS])
 def test_all_implementations_take_the_same_steps_and_say_which_runs(implementation):
     torch.manual_seed(0)
     model = GPT(VARIANTS["gpt2"])
     reference = copy.deepcopy(model)
     opt, name = make_adamw(param_groups(model), 1e-2, implementation=implementation)
-    assert name == ("fused" if implementation == "auto" else implementation)
-    if name != "own":
-        assert opt.defaults[name] is True
+    assert name == implementation_of(opt) == ("fused" if implementation == "auto" else implementation)
     oracle = torch.optim.AdamW(param_groups(reference), lr=1e-2, betas=(0.9, 0.95), foreach=False)
-    for _ in range(50):
-        for p, q in zip(model.parameters(), reference.parameters()):
-            p.grad = torch.randn_like(p)
-            q.grad = p.grad.clone()
+    for step in range(50):
+        with_gradients(model, step)
+        with_gradients(reference, step)
         opt.step()
         oracle.step()
     for p, q in zip(model.parameters(), reference.parameters()):
         torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, gpu])])
+@pytest.mark.parametrize("implementation", ["auto", *IMPLEMENTATIONS])
+def test_the_implementation_that_is_reported_is_the_one_that_runs(implementation, device):
+    model = GPT(VARIANTS["modern"]).to(torch.device(device))  # a torch.device, which equals no string
+    optimizer, name = make_adamw(param_groups(model), 1e-3, implementation=implementation)
+    assert name == (DEFAULTS[device] if implementation == "auto" else implementation)
+    with_gradients(model)
+    with Operations() as sent:
+        optimizer.step()
+    marks = {"_fused_adamw_", "_foreach_addcdiv_", "addcdiv_"} & sent.names
+    assert marks == {{"fused": "_fused_adamw_", "foreach": "_foreach_addcdiv_"}.get(name, "addcdiv_")}
+
+
+@pytest.mark.parametrize("second", IMPLEMENTATIONS)
+@pytest.mark.parametrize("first", IMPLEMENTATIONS)
+def test_a_run_saved_under_one_implementation_goes_on_under_the_other(first, second):
+    def steps(optimizer, params, which):
+        for step in which:
+            with_gradients(params, step)
+            optimizer.step()
+
+    p, q = ([nn.Parameter(torch.linspace(-1, 1, 5)), nn.Parameter(torch.ones(2, 2))] for _ in range(2))
+    whole, _ = make_adamw([dict(params=p, weight_decay=0.1)], 0.01, implementation="own")
+    steps(whole, p, range(20))
+    a, _ = make_adamw([dict(params=q, weight_decay=0.1)], 0.01, implementation=first)
+    steps(a, q, range(10))
+    b, name = make_adamw([dict(params=q, weight_decay=0.1)], 0.5, implementation=second)
+    b.load_state_dict(copy.deepcopy(a.state_dict()))
+    assert implementation_of(b) == name == second and b.param_groups[0]["lr"] == 0.01
+    with Operations() as sent:
+        steps(b, q, range(10, 20))
+    assert ("_fused_adamw_" in sent.names) == (second == "fused") and ("_foreach_addcdiv_" in sent.names) == (second == "foreach")
+    for x, y in zip(p, q):
+        torch.testing.assert_close(x, y)
+        if {first, second} <= {"own", "for-loop"}:
+            assert torch.equal(x, y)  # a step count that stays a float32 tensor would show here
+
+
+def test_the_default_on_a_device_that_nobody_measured_is_the_plain_loop():
+    p = nn.Parameter(torch.ones(2, device="meta"))
+    assert make_adamw([p], 0.1)[1] == "for-loop"
+
+
+def test_timing_tries_every_implementation_and_leaves_the_tensors_alone():
+    params = [nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(4))]
+    timings = time_implementations(params, repeats=1)
+    assert list(timings) == list(IMPLEMENTATIONS) and all(t.median > 0 for t in timings.values())
+    assert all(p.grad is None and torch.equal(p, torch.ones_like(p)) for p in params)
+
+
+@pytest.mark.cuda
+@gpu
+def test_on_a_gpu_all_four_implementations_can_be_timed():
+    timings = time_implementations([torch.ones(256, 256, device="cuda") for _ in range(20)])
+    print({name: timing.median / timings["for-loop"].median for name, timing in timings.items()})
+    assert list(timings) == list(IMPLEMENTATIONS)
+
+
+# ---- the class
 
 
 def test_parameters_without_gradient_are_left_alone():
@@ -95,7 +348,29 @@ def test_parameters_without_gradient_are_left_alone():
     opt = AdamW([p, q], lr=0.1)
     p.grad = torch.ones(2)
     opt.step()
-    assert torch.equal(q.detach(), torch.ones(2)) and not torch.equal(p.detach(), torch.ones(2))
+    assert torch.equal(q.detach(), torch.ones(2)) and not torch.equal(p.detach(), torch.ones(2)) and q not in opt.state
+
+
+def test_a_parameter_that_skips_steps_counts_only_its_own():
+    p = nn.Parameter(torch.zeros(1))
+    opt = AdamW([p], lr=0.1, eps=0.0, weight_decay=0.0)
+    for has_gradient in (False, False, True):
+        p.grad = torch.ones(1) if has_gradient else None
+        opt.step()
+    assert p.item() == pytest.approx(-0.1)  # the bias correction of a first step
+
+
+def test_a_closure_is_called_with_gradients_on_and_its_loss_returned():
+    p = nn.Parameter(torch.ones(1))
+    opt = AdamW([p], lr=0.1)
+
+    def closure():
+        opt.zero_grad()
+        loss = (p**2).sum()
+        loss.backward()
+        return loss
+
+    assert opt.step(closure).item() == 1.0 and p.item() < 1
 
 
 def test_state_survives_saving_and_loading():
@@ -115,10 +390,26 @@ def test_state_survives_saving_and_loading():
     assert torch.equal(p, q)
 
 
-@pytest.mark.parametrize("bad", [dict(lr=-1), dict(betas=(1.0, 0.9)), dict(eps=-1e-8), dict(weight_decay=-0.1)])
-def test_settings_that_cannot_work_are_refused(bad):
-    with pytest.raises(UserError):
-        AdamW([nn.Parameter(torch.ones(1))], **bad)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("bad, words", [
+    (dict(lr=-1), "lr = -1"), (dict(lr=math.nan), "lr = nan"), (dict(betas=(1.0, 0.9)), "betas"), (dict(betas=(0.9, -0.1)), "betas"),
+    (dict(betas=(0.9,)), "betas"), (dict(eps=-1e-8), "eps = -1e-08"),
+])  # fmt: skip
+def test_settings_that_cannot_work_are_refused_by_every_implementation(bad, words, implementation):
+    with pytest.raises(UserError, match=words):
+        make_adamw([nn.Parameter(torch.ones(1))], **(dict(lr=0.1) | bad), implementation=implementation)
+
+
+def test_all_bad_settings_are_named_together():
+    with pytest.raises(UserError) as error:
+        AdamW([nn.Parameter(torch.ones(1))], lr=-1, betas=(0.9, 1.0), eps=-1, weight_decay=-0.1)
+    assert all(word in str(error.value) for word in ("lr = -1", "betas = (0.9, 1.0)", "eps = -1", "weight_decay = -0.1"))
+
+
+@pytest.mark.parametrize("implementation", ["auto", *IMPLEMENTATIONS])
+def test_a_model_with_nothing_to_train_is_refused(implementation):
+    with pytest.raises(UserError, match="no parameter to train"):
+        make_adamw(param_groups(nn.Linear(2, 2).requires_grad_(False)), 0.1, implementation=implementation)
 
 
 def test_an_unknown_implementation_is_refused():

@@ -1,17 +1,22 @@
+"""Checkpoints are whole or absent, damage is noticed, and nothing that is loaded runs code or changes a digit."""
 import copy
 import json
-import multiprocessing as mp
 import os
-import signal
-import time
+import random
+import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tinygpt.adamw import AdamW, make_adamw, param_groups
 from tinygpt.checkpoint import (
-    checkpoints, find_checkpoint, keep_last, load_model, load_training_state, rng_state, save_checkpoint, set_rng_state, verify_checkpoint,
+    checkpoints, find_checkpoint, keep_last, load_model, load_training_state, prune, rank_by_loss, remove_leftovers, rng_state, rng_states,
+    save_checkpoint, set_rng_state, tensor_bytes, unwrap, verify_checkpoint, what_differs,
 )  # fmt: skip
+from tinygpt.data import sha256_file
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
@@ -138,35 +143,280 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(run):
         load_training_state(find_checkpoint(run), model, AdamW(list(model.parameters())[:3]))
 
 
-def test_the_random_state_survives_json():
+def test_the_random_state_of_torch_python_and_numpy_survives_json():
+    draw = lambda: (torch.randn(5).tolist(), random.random(), random.gauss(0, 1), np.random.rand(3).tolist(), np.random.randn())
     torch.manual_seed(3)
+    random.gauss(0, 1), np.random.randn()  # both keep the second of a pair of normal numbers
     state = json.loads(json.dumps(rng_state()))
-    expected = torch.randn(5)
-    torch.manual_seed(4)
+    expected = draw()
+    assert draw() != expected
     set_rng_state(state)
-    assert torch.equal(torch.randn(5), expected)
+    assert draw() == expected
+    assert len(rng_states()) == 1
 
 
-def save_for_ever(folder):
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_the_random_state_of_each_gpu_is_kept():
+    state = json.loads(json.dumps(rng_state()))
+    expected = torch.randn(5, device="cuda")
+    set_rng_state(state)
+    assert torch.equal(torch.randn(5, device="cuda"), expected)
+
+
+def test_loading_a_model_does_not_move_the_random_state(run):
+    before = torch.get_rng_state()
+    load_model(run)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_python_and_numpy_state_come_back_with_a_resume(run):
     model, opt = build()
+    random.seed(1), np.random.seed(1)
+    save_checkpoint(run / "checkpoints/step_000009", model, ByteTokenizer(), opt)
+    expected = random.random(), np.random.rand()
+    random.seed(2), np.random.seed(2)
+    load_training_state(run / "checkpoints/step_000009", model, opt)
+    assert (random.random(), np.random.rand()) == expected
+
+
+def test_threads_versions_and_processes_that_differ_are_said(run):
+    model, opt = build()
+    state = load_training_state(find_checkpoint(run), model, opt)
+    assert state["threads"] == torch.get_num_threads() and state["versions"]["torch"] == torch.__version__
+    assert what_differs(state) == []
+    state["threads"], state["versions"]["torch"] = 64, "1.0"
+    said = what_differs(state, world_size=4)
+    assert len(said) == 3 and "64 before" in said[0] and "1 before, 4 now" in said[1] and "1.0 before" in said[2]
+
+
+def test_ranks_of_another_number_of_processes_do_not_share_their_dropout(run):
+    draws = set()
+    for rank in range(3):
+        model, opt = build()
+        load_training_state(find_checkpoint(run), model, opt, rank, world_size=3)
+        draws.add(torch.rand(()).item())
+    assert len(draws) == 3
+
+
+# what is written
+
+
+class Wrapper(torch.nn.Module):  # as DDP does
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize("wrap", [lambda m: torch.compile(m, backend="eager"), Wrapper, lambda m: Wrapper(torch.compile(m, backend="eager")),
+                                  lambda m: torch.compile(Wrapper(m), backend="eager")])  # fmt: skip
+def test_a_compiled_or_wrapped_model_is_saved_under_clean_names_and_resumed_into(tmp_path, wrap):
+    model, opt = build()
+    wrapped = wrap(model)
+    assert unwrap(wrapped) is model
+    save_checkpoint(tmp_path / "a", wrapped, ByteTokenizer(), opt)
+    save_checkpoint(tmp_path / "b", wrapped, ByteTokenizer(), opt, weights=wrapped.state_dict())
+    for name in "ab":
+        assert load_file(tmp_path / name / "model.safetensors").keys() == model.state_dict().keys()
+    other, opt = build(seed=5)
+    load_training_state(tmp_path / "a", wrap(other), opt)
+    assert torch.equal(other.wte.weight, model.wte.weight)
+
+
+def test_weights_that_are_not_the_whole_model_are_refused(tmp_path):
+    model, _ = build()
+    weights = model.state_dict()
+    del weights["h.0.mlp.c_fc.weight"]
+    with pytest.raises(UserError, match="h.0.mlp.c_fc.weight"):
+        save_checkpoint(tmp_path / "c", model, ByteTokenizer(), weights=weights)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_tied_head_is_stored_once(tmp_path):
+    model, _ = build()
+    assert model.config.tie_weights
+    save_checkpoint(tmp_path / "c", model, ByteTokenizer())
+    stored = load_file(tmp_path / "c/model.safetensors")
+    assert tensor_bytes(stored) == sum(p.nbytes for p in model.parameters())
+    assert sum(t.shape == model.wte.weight.shape for t in stored.values()) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_stay_in_their_dtype_bit_for_bit(tmp_path, dtype):
+    model, _ = build()
+    model.to(dtype)
+    loaded, _, _ = load_model(save_checkpoint(tmp_path / "c", model, ByteTokenizer()))
+    assert all(a.dtype == dtype and torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters()))
+
+
+def test_a_run_is_not_resumed_from_rounded_weights(tmp_path):
+    model, opt = build()
+    half = {name: t.half() for name, t in model.state_dict().items()}
+    save_checkpoint(tmp_path / "c", model, ByteTokenizer(), opt, weights=half)
+    with pytest.raises(UserError, match="float16 there, torch.float32 here"):
+        load_training_state(tmp_path / "c", model, opt)
+
+
+def test_a_good_checkpoint_is_never_written_over_and_a_damaged_one_is_replaced(run):
+    model, opt = build()
+    folder = checkpoints(run)[-1]
+    digest = sha256_file(folder / "manifest.json")
+    with pytest.raises(FileExistsError):
+        save_checkpoint(folder, model, ByteTokenizer(), opt)
+    assert verify_checkpoint(folder) == "" and sha256_file(folder / "manifest.json") == digest
+    (folder / "optimizer.pt").write_bytes(b"half")
+    save_checkpoint(folder, model, ByteTokenizer(), opt)
+    assert verify_checkpoint(folder) == "" and sha256_file(folder / "manifest.json") != digest
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next_and_nothing_else_is(run):
+    model, opt = build()
+    place = run / "checkpoints"
+    for name in (".step_000003.abc_1x.tmp", ".step_000001.removed", ".mine.tmp", ".step_notes"):
+        (place / name).mkdir()
+        (place / name / "part").write_text("half")
+    remove_leftovers(run)  # not the folder they are in
+    assert len(list(place.glob(".*"))) == 4
+    save_checkpoint(place / "step_000004", model, ByteTokenizer(), opt)
+    assert sorted(p.name for p in place.glob(".*")) == [".mine.tmp", ".step_notes"]
+
+
+def test_an_error_while_writing_leaves_nothing_and_is_not_hidden(run, monkeypatch):
+    model, opt = build()
+    monkeypatch.setattr(torch, "save", lambda *_: 1 / 0)
+    before = sorted(p.name for p in (run / "checkpoints").iterdir())
+    with pytest.raises(ZeroDivisionError):
+        save_checkpoint(run / "checkpoints/step_000004", model, ByteTokenizer(), opt)
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if os.name != "posix" or os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk needs root and mount")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("n_embd", [16, 64, 96, 256])  # fits some times; then the optimizer's file, the weights' file fills the disk
+def test_a_full_disk_loses_nothing_and_is_one_sentence(small_disk, n_embd):
+    model, opt = build(GPTConfig.gpt2(**{**SMALL, "n_embd": n_embd}))
     train(model, opt, 0, 1)
-    step = 0
-    while True:
-        step += 1
-        save_checkpoint(folder / f"checkpoints/step_{step:06d}", model, ByteTokenizer(), opt, {"step": step})
-        keep_last(folder, 2)
+    (small_disk / "notes.txt").write_text("keep me")
+    run, said = small_disk / "run", ""
+    for step in range(1, 40):
+        try:
+            save_checkpoint(run / f"checkpoints/step_{step:06d}", model, ByteTokenizer(), opt, {"step": step})
+        except UserError as error:
+            said = str(error)
+            break
+    assert said.startswith("no room for a checkpoint") and str(small_disk) in said and "keep fewer checkpoints" in said and "\n" not in said
+    assert len(checkpoints(run)) == step - 1 and all(verify_checkpoint(c) == "" for c in checkpoints(run))
+    assert not list((run).glob("checkpoints/.*")) and (small_disk / "notes.txt").read_text() == "keep me"
+    if step > 2:  # room is made by keeping fewer, and the run goes on
+        prune(run, 1)
+        save_checkpoint(run / f"checkpoints/step_{step:06d}", model, ByteTokenizer(), opt, {"step": step})
 
 
-def test_a_process_killed_while_saving_leaves_only_checkpoints_that_load(tmp_path):
-    for i in range(5):
-        folder = tmp_path / str(i)
-        process = mp.get_context("spawn").Process(target=save_for_ever, args=(folder,), daemon=True)
-        process.start()
-        deadline = time.time() + 60
-        while not checkpoints(folder) and time.time() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.013 * i)  # another moment each time
-        os.kill(process.pid, signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
-        process.join()
-        assert checkpoints(folder) and all(verify_checkpoint(c) == "" for c in checkpoints(folder))
+# what is opened
+
+
+class Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
+def test_a_pickle_that_would_run_code_is_not_opened_even_with_a_matching_hash(run, tmp_path, name):
+    folder, ran = checkpoints(run)[-1], tmp_path / "it ran"
+    torch.save({"state": Trap(ran)}, folder / name)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, name: sha256_file(folder / name)}))
+    assert verify_checkpoint(folder) == ""
+    model, opt = build()
+    with pytest.raises(UserError if name == "optimizer.pt" else Exception):
+        load_training_state(folder, model, opt)
+    assert not ran.exists()
+    torch.save({"state": Trap(ran)}, tmp_path / "trap.pt")
+    torch.load(tmp_path / "trap.pt", weights_only=False)
+    assert ran.exists()  # the trap works
+
+
+def test_a_checkpoint_without_optimizer_is_refused_in_one_sentence(tmp_path):
+    model, opt = build()
+    save_checkpoint(tmp_path / "c", model, ByteTokenizer())
+    with pytest.raises(UserError, match="optimizer.pt"):
+        load_training_state(tmp_path / "c", model, opt)
+
+
+def test_a_setting_of_a_later_version_is_named(tmp_path):
+    model, _ = build()
+    folder = save_checkpoint(tmp_path / "c", model, ByteTokenizer())
+    settings = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**settings, "n_experts": 8}))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "model.json": sha256_file(folder / "model.json")}))
+    with pytest.raises(UserError, match="n_experts"):
         load_model(folder)
+
+
+# the best one
+
+
+@pytest.fixture
+def losses(tmp_path):
+    "A run whose validation loss goes down, up, down."
+    model, opt = build()
+    for step, loss in enumerate((3.0, 2.0, 2.6, 2.4, 2.5, None, float("nan")), 1):
+        state = {"step": step} if loss is None else {"step": step, "val_loss": loss}
+        save_checkpoint(tmp_path / f"r/checkpoints/step_{step:06d}", model, ByteTokenizer(), state=state)
+        assert tmp_path / f"r/checkpoints/step_{step:06d}" in prune(tmp_path / "r", keep=2)
+    return tmp_path / "r"
+
+
+def test_the_best_survives_a_loss_that_goes_down_up_down(losses):
+    assert [p.name for p in checkpoints(losses)] == ["step_000002", "step_000006", "step_000007"]
+    assert find_checkpoint(losses, best=True).name == "step_000002" and find_checkpoint(losses).name == "step_000007"
+    assert load_model(losses, best=True)[2].name == "step_000002"
+
+
+def test_without_best_only_the_newest_stay(losses):
+    assert [p.name for p in prune(losses, 2, best=False)] == ["step_000006", "step_000007"]
+    with pytest.raises(UserError, match="validation loss"):
+        find_checkpoint(losses, best=True)
+
+
+def test_of_equally_good_ones_the_oldest_is_best_and_a_damaged_best_gives_way(tmp_path, capsys):
+    model, _ = build()
+    for step, loss in enumerate((2.0, 1.0, 1.0, 4.0), 1):
+        save_checkpoint(tmp_path / f"checkpoints/step_{step}", model, ByteTokenizer(), state={"val_loss": loss})
+    assert [p.name for p in rank_by_loss(tmp_path)] == ["step_2", "step_3", "step_1", "step_4"]
+    (tmp_path / "checkpoints/step_2/model.safetensors").write_bytes(b"no")
+    assert find_checkpoint(tmp_path, best=True).name == "step_3" and "step_2" in capsys.readouterr().out
+
+
+def test_keeping_none_is_refused(run):
+    with pytest.raises(UserError, match="keep = 0"):
+        prune(run, 0)
+    assert len(checkpoints(run)) == 3
+
+
+def test_the_removed_are_gone_before_they_are_deleted(run, monkeypatch):
+    import tinygpt.checkpoint as module
+
+    def killed(path, **kw):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prune(run, 1)
+    monkeypatch.undo()
+    assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000003"] and (run / "checkpoints/.step_000001.removed").exists()
+    prune(run, 1)
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_000003"]

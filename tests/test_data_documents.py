@@ -11,7 +11,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.data_documents import HUB, Report, find_documents
+from tinygpt import data_documents
+from tinygpt.data_chunks import Report
+from tinygpt.data_documents import HUB, choose_tokenizer, find_documents, is_held_out
 from tinygpt.support import UserError
 
 KINDS = ["d.parquet", "d.jsonl", "d.jsonl.gz", "d.jsonl.zst"]
@@ -139,7 +141,7 @@ def test_a_page_of_a_parquet_file_that_is_damaged_is_noticed_and_the_place_named
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 255
     path.write_bytes(raw)
-    with pytest.raises(UserError, match="d.parquet cannot be read after row [1-9]"):
+    with pytest.raises(UserError, match="d.parquet cannot be read .row group [1-9]"):
         read(find_documents(str(path)))
 
 
@@ -165,6 +167,40 @@ def test_a_place_without_data_is_refused(tmp_path):
     (tmp_path / "d.jsonl").write_text("[1, 2]\n")
     with pytest.raises(UserError, match="line 1 has no field 'text' but a list"):
         read(find_documents(str(tmp_path)))
+
+
+def test_copies_of_a_document_are_on_one_side_and_the_share_held_out_is_right():
+    texts = [f"document {i}" for i in range(20_000)]
+    share = sum(is_held_out(t, 0.05) for t in texts) / len(texts)
+    assert abs(share - 0.05) < 0.005
+    assert all(is_held_out(t, 0.3) for t in texts if is_held_out(t, 0.05))  # a larger share holds the smaller one
+
+
+def test_a_document_stays_on_its_side_when_others_are_added():
+    texts = [f"document {i}" for i in range(2000)]
+    held = [t for t in texts if is_held_out(t, 0.1)]
+    assert [t for t in ["another", *texts] if is_held_out(t, 0.1) and t != "another"] == held
+
+
+def test_walking_from_any_place_on_gives_what_follows(tmp_path):
+    for name in ("a.jsonl", "b.parquet", "c.jsonl.gz"):
+        write(tmp_path / name, [f"{name} {i}" for i in range(10)])
+    documents = find_documents(str(tmp_path), chunk_rows=4)
+    whole = list(documents.walk())
+    for i, (file, chunk) in enumerate(whole):
+        assert list(documents.walk(file, chunk.index)) == whole[i:]
+
+
+def test_a_tokenizer_is_trained_on_training_documents_from_the_beginning_of_every_file(tmp_path, monkeypatch):
+    texts = {name: [f"{name} {i} " + "x" * 20 for i in range(100)] for name in ("a.jsonl", "b.jsonl")}
+    for name, rows in texts.items():
+        write(tmp_path / name, rows)
+    seen = []
+    monkeypatch.setattr("tinygpt.data_documents.BPETokenizer.train", lambda some, vocab_size: seen.extend(some))
+    choose_tokenizer("bpe", find_documents(str(tmp_path)), 300, 0.2, train_bytes=1000)
+    for name, rows in texts.items():
+        mine = [t for t in seen if t.startswith(name)]
+        assert mine == [t for t in rows if not is_held_out(t, 0.2)][: len(mine)] and 500 <= sum(map(len, mine)) < 550
 
 
 # remote files, on file systems that need no network
@@ -240,6 +276,20 @@ def test_a_connection_that_breaks_off_is_tried_again_and_nothing_is_read_twice(h
     Hub.failures = 5
     with pytest.raises(UserError, match="does not answer"):
         read(documents)
+
+
+def test_a_connection_that_breaks_off_in_the_middle_is_read_on_from_the_chunk_it_had_reached(hub, monkeypatch):
+    real, failures = data_documents.read_parquet, iter([2, 1, 99])  # good chunks before each failure
+
+    def breaking(*args):
+        good = next(failures)
+        for i, chunk in enumerate(real(*args)):
+            if i == good:
+                raise TimeoutError("the hub does not answer")
+            yield chunk
+
+    monkeypatch.setattr(data_documents, "read_parquet", breaking)
+    assert read(find_documents("tinystories", chunk_rows=2)) == [f"story {i}" for i in range(10)]
 
 
 def test_a_hub_that_cannot_be_reached_says_what_to_do():

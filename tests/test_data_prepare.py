@@ -14,8 +14,8 @@ import pytest
 
 import tinygpt.data_prepare as prepare_module
 from tinygpt.data import main, open_token_data, prepare
-from tinygpt.data_documents import find_documents
-from tinygpt.data_prepare import ShardWriter, is_held_out, prepare_shards, verify
+from tinygpt.data_documents import find_documents, is_held_out
+from tinygpt.data_prepare import ShardWriter, prepare_shards, verify
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -201,13 +201,6 @@ def test_a_disk_that_fills_up_ends_in_one_sentence_and_the_work_goes_on_after_it
     small(tmp_path / "in", tmp_path / "out")
     small(tmp_path / "in", tmp_path / "whole")
     assert content(tmp_path / "out") == content(tmp_path / "whole")
-
-
-def test_copies_of_a_document_are_on_one_side_and_the_share_held_out_is_right():
-    texts = [f"document {i}" for i in range(20_000)]
-    share = sum(is_held_out(t, 0.05) for t in texts) / len(texts)
-    assert abs(share - 0.05) < 0.005
-    assert all(is_held_out(t, 0.3) for t in texts if is_held_out(t, 0.05))  # a larger share holds the smaller one
 
 
 def test_rows_that_are_no_text_are_reported_and_recorded(tmp_path):

@@ -7,16 +7,17 @@ import time
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinygpt.data import RandomLoader, TokenData, prepare
-from tinygpt.data_documents import Documents
-from tinygpt.data_prepare import is_held_out
+from tinygpt.data_documents import Documents, find_documents, is_held_out
 from tinygpt.data_shard import ShardLoader
-from tinygpt.data_stream import StreamLoader, make_loader, merge_states, open_stream, pack_best_fit
+from tinygpt.data_stream import StreamLoader, make_loader, merge_states, open_stream
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -193,22 +194,41 @@ def test_epochs_differ_in_order_where_shuffled_and_not_where_not():
         assert (first == second) != shuffle and sorted(documents_in(first)) == sorted(documents_in(second)) == sorted(documents)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(2, 20))
-def test_best_fit_begins_each_row_with_a_document_and_counts_what_it_drops(sizes, length):
-    documents = [np.array([EOT] + [i] * (n - 1)) for i, n in enumerate(sizes)]
-    rows, dropped = pack_best_fit(documents, length)
-    assert all(row[0] == EOT for row in rows)
-    kept = sum(int((row >= 0).sum()) for row in rows)
-    assert kept + dropped == sum(sizes)
-    assert Counter(t for row in rows for t in row.tolist())[EOT] == len(sizes)  # every document is there, at least its beginning
-    assert all((row >= 0).all() for row in rows[:-1])  # only the last is padded
+def parquet(folder, n_files=3, n=40, row_group_size=9):
+    "Parquet files with several row groups, the last of each shorter."
+    documents = texts(n_files * n, 30)
+    for k in range(n_files):
+        pq.write_table(pa.table({"text": documents[k * n : (k + 1) * n]}), folder / f"{k}.parquet", row_group_size=row_group_size)
+    return documents
 
 
-def test_best_fit_by_hand():
-    # rows of 6: the 6 alone, then 5 (room for 1: none fits, the 2 is cropped to 1), then 4 (nothing is left)
-    rows, dropped = pack_best_fit([np.arange(n) + 10 * n for n in (5, 2, 6, 4)], 6)
-    assert [r.tolist() for r in rows] == [[60, 61, 62, 63, 64, 65], [50, 51, 52, 53, 54, 20], [40, 41, 42, 43, -100, -100]] and dropped == 1
+@pytest.mark.parametrize("packing", ["stream", "bos"])
+def test_with_shuffled_row_groups_too_resuming_at_every_batch_of_two_epochs_equals_not_stopping(tmp_path, packing):
+    parquet(tmp_path)
+    make = lambda rank=0, world_size=1: StreamLoader(
+        find_documents(str(tmp_path), chunk_rows=4), ByteTokenizer(), 4, 12, packing=packing, rank=rank, world_size=world_size, prefetch=0
+    )
+    one, states, straight = make(), [], []
+    while one.state["at"][0] < 2:
+        states.append(json.loads(json.dumps(one.state_dict())))
+        straight.append(next(one)[1])
+    for i, state in enumerate(states):
+        ranks = [make(r, 1 + i % 2) for r in range(1 + i % 2)]
+        for rank in ranks:
+            rank.load_state_dict(state)
+        for y in straight[i : i + 2]:
+            assert torch.equal(torch.cat([next(rank)[1] for rank in ranks]), y)
+
+
+def test_row_groups_come_in_another_order_each_epoch_and_every_document_once(tmp_path):
+    documents = parquet(tmp_path, n_files=1, n=90)
+    group = {text: i // 9 for i, text in enumerate(documents)}
+    for shuffle in (True, False):
+        loader = StreamLoader(find_documents(str(tmp_path)), ByteTokenizer(), 1, 12, shuffle=shuffle, prefetch=0)
+        epochs = [documents_in(tokens) for tokens in epochs_of([next(loader) for _ in range(300)], 0)[:2]]
+        assert all(Counter(epoch) == Counter(documents) for epoch in epochs)
+        orders = [list(dict.fromkeys(group[text] for text in epoch)) for epoch in epochs]
+        assert (orders[0] != orders[1] and orders[0] != sorted(orders[0])) == shuffle
 
 
 def test_the_costs_say_what_padding_and_cropping_take():

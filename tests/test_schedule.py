@@ -1,17 +1,20 @@
 import math
+import warnings
+from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.schedule import make_schedule
+from tinygpt.schedule import batch_ramp, count_steps, make_schedule
 from tinygpt.support import UserError
 
 runs = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1)))
 kinds = st.sampled_from(["cosine", "trapezoid", "constant"])
 
 
+@settings(deadline=None)
 @given(kinds, runs, st.floats(0, 1), st.floats(0, 1))
 def test_every_schedule_keeps_to_its_corners(kind, run, final, cooldown):
     max_steps, warmup = run
@@ -27,28 +30,104 @@ def test_every_schedule_keeps_to_its_corners(kind, run, final, cooldown):
     assert schedule(max_steps) == schedule(max_steps + 10_000) == rates[-1]  # past the end nothing moves
 
 
-def test_cosine_equals_torchs():
-    steps, warmup, final = 50, 7, 0.1
+@settings(deadline=None)
+@given(runs, st.floats(0, 1))
+def test_the_cosine_is_its_closed_form(run, final):  # cos² of half the angle, from 0 to 90 degrees
+    n, warmup = run
+    schedule = make_schedule("cosine", n, warmup, final)
+    for step in range(warmup, n):
+        angle = (step - warmup) / (n - 1 - warmup) * math.pi / 2 if n - 1 > warmup else 0.0
+        assert schedule(step) == pytest.approx(final + (1 - final) * math.cos(angle) ** 2, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(runs, st.floats(0, 1), st.floats(0, 1))
+def test_the_trapezoid_is_the_lowest_of_three_straight_lines(run, final, cooldown):
+    n, warmup = run
+    schedule, last = make_schedule("trapezoid", n, warmup, final, cooldown), n - 1
+    length = min(round(cooldown * n), last - warmup)
+    for step in range(n):
+        up = (step + 1) / (warmup + 1)
+        down = final + (1 - final) * (last - step) / length if length else math.inf
+        assert schedule(step) == pytest.approx(min(up, 1.0, down) if step >= warmup else up, abs=1e-12)
+
+
+def test_trapezoids_of_different_length_are_one_until_they_come_down():
+    short, long = (make_schedule("trapezoid", n, 20, cooldown=0.25) for n in (400, 1000))
+    assert all(short(s) == long(s) for s in range(300)) and short(300) < long(300)
+
+
+def test_a_run_of_one_step_has_a_rate():
+    for kind in ("cosine", "trapezoid", "constant"):
+        assert make_schedule(kind, 1, 0)(0) == 1.0
+
+
+def torchs(make_scheduler, steps):
+    "The rates of a run under one of torch's schedulers."
+    opt, seen = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SequentialLR warns of its own way to call its parts
+        scheduler = make_scheduler(opt)
+        for _ in range(steps):
+            seen.append(opt.param_groups[0]["lr"])
+            opt.step()
+            scheduler.step()
+    return seen
+
+
+lrs = torch.optim.lr_scheduler
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(3, 80).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 2))), st.floats(0, 0.9))
+def test_warm_up_and_cosine_equal_torchs_sequence_of_the_two(run, final):
+    steps, warmup = run
     ours = make_schedule("cosine", steps, warmup, final)
-    opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=steps - 1 - warmup, eta_min=final)
-    for step in range(warmup, steps):
-        assert ours(step) == pytest.approx(opt.param_groups[0]["lr"], abs=1e-9)
+    theirs = torchs(lambda o: lrs.SequentialLR(o, [
+        lrs.LinearLR(o, start_factor=1 / (warmup + 1), total_iters=warmup),
+        lrs.CosineAnnealingLR(o, T_max=steps - 1 - warmup, eta_min=final),
+    ], milestones=[warmup]), steps)  # fmt: skip
+    assert [ours(s) for s in range(steps)] == pytest.approx(theirs, abs=1e-6)
+
+
+def test_a_trapezoid_to_zero_equals_torchs_linear_parts():
+    steps, warmup, length = 60, 9, 15
+    ours = make_schedule("trapezoid", steps, warmup, final=0.0, cooldown=0.25)
+    theirs = torchs(lambda o: lrs.SequentialLR(o, [
+        lrs.LinearLR(o, start_factor=0.1, total_iters=9), lrs.ConstantLR(o, factor=1.0), lrs.LinearLR(o, start_factor=1.0, end_factor=0.0, total_iters=length),
+    ], milestones=[warmup, steps - 1 - length]), steps)  # fmt: skip
+    assert [ours(s) for s in range(steps)] == pytest.approx(theirs, abs=1e-9)
+
+
+def test_a_schedule_fits_into_torchs_lambda_scheduler():
+    schedule = make_schedule("cosine", 30, 5)
+    assert torchs(lambda o: lrs.LambdaLR(o, schedule), 35) == [schedule(s) for s in range(35)]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "trapezoid", "constant"])
+def test_a_loop_over_the_schedule_learns_in_its_first_step_and_makes_exactly_max_steps(kind):
+    schedule, p, moved = make_schedule(kind, 20, 4), torch.zeros(1, requires_grad=True), []
+    opt = torch.optim.SGD([p], lr=1.0)
+    for step in range(20):
+        opt.param_groups[0]["lr"] = schedule(step)
+        p.grad, before = torch.ones(1), p.item()
         opt.step()
-        theirs.step()
+        moved.append(before - p.item())
+    assert len(moved) == 20 and all(m > 0 for m in moved)
+    assert moved[0] == pytest.approx(1 / 5) and moved[4] == pytest.approx(1, abs=1e-5)
 
 
-def test_trapezoid_stays_then_falls_on_a_straight_line():
-    schedule = make_schedule("trapezoid", 101, 0, final=0.0, cooldown=0.5)
-    assert [schedule(s) for s in range(51)] == [1.0] * 51
-    drops = [schedule(s) - schedule(s + 1) for s in range(50, 100)]
-    assert max(drops) - min(drops) < 1e-9 and math.isclose(schedule(100), 0.0, abs_tol=1e-12)
+def test_the_published_runs_in_steps_of_half_a_million_tokens():
+    assert (count_steps(375_000_000, 2**19), count_steps(10_000_000_000, 2**19)) == (715, 19_073)
+    schedule = make_schedule("cosine", 19_073, 715, final=0.1)
+    assert schedule(0) == 1 / 716 and schedule(714) == 715 / 716 and schedule(715) == 1 > schedule(716) and schedule(19_072) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("bad, words", [
     (dict(kind="linear"), "schedule = linear"), (dict(max_steps=0), "max_steps = 0"), (dict(max_steps=-5), "max_steps = -5"),
-    (dict(max_steps=10, warmup_steps=10), "warmup_steps = 10"), (dict(warmup_steps=-1), "warmup_steps = -1"),
-    (dict(final=1.5), "final_lr = 1.5"), (dict(cooldown=2), "cooldown = 2"),
+    (dict(max_steps=10, warmup_steps=10), "warmup_steps = 10"), (dict(max_steps=10, warmup_steps=5000), "warmup_steps = 5000"),
+    (dict(warmup_steps=-1), "warmup_steps = -1"), (dict(final=1.5), "final_lr = 1.5"), (dict(final=math.nan), "final_lr = nan"),
+    (dict(cooldown=2), "cooldown = 2"),
 ])  # fmt: skip
 def test_settings_that_cannot_work_are_refused(bad, words):
     with pytest.raises(UserError, match=words):
@@ -59,3 +138,72 @@ def test_all_problems_are_reported_together():
     with pytest.raises(UserError) as error:
         make_schedule("linear", 0, 3, final=-1, cooldown=9)
     assert all(word in str(error.value) for word in ("linear", "max_steps", "final_lr", "cooldown"))
+
+
+# ---- the batch
+
+ramps = st.tuples(st.integers(1, 64), st.integers(1, 50), st.integers(0, 200), st.integers(0, 10**7)).map(
+    lambda r: dict(multiple=r[0], start=r[0] * r[1], full=r[0] * (r[1] + r[2]), ramp_tokens=r[3])
+)
+
+
+@settings(deadline=None)
+@given(ramps, st.lists(st.integers(0, 2 * 10**7), min_size=2, max_size=20))
+def test_a_ramp_rises_linearly_in_whole_multiples_and_is_exact_at_its_corners(sizes, seen):
+    ramp, (multiple, start, full, over) = batch_ramp(**sizes), (sizes[k] for k in ("multiple", "start", "full", "ramp_tokens"))
+    batches = [ramp(s) for s in sorted(seen)]
+    assert batches == sorted(batches) and all(b % multiple == 0 for b in batches)
+    for s in seen:
+        line = start + Fraction(full - start) * min(Fraction(s, over), 1) if over else Fraction(full)
+        assert 0 <= line - ramp(s) < multiple  # the line, rounded down
+    assert ramp(over) == ramp(over + 1) == full and ramp(0) == (start if over else full)
+
+
+def test_a_ramp_is_exact_where_floats_are_not():
+    ramp = batch_ramp(full=2**60 + 2**5, start=2**5, ramp_tokens=3 * 2**60)
+    assert ramp(3 * 2**59) == 2**59 + 2**5 and ramp(3 * 2**60 - 1) == 2**60 + 2**5 - 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(ramps, st.integers(0, 10**5))
+def test_the_steps_of_a_budget_are_those_that_a_loop_makes(sizes, extra):
+    ramp = batch_ramp(**sizes | {"ramp_tokens": sizes["ramp_tokens"] % 10**5})
+    budget, seen, steps = extra, 0, 0
+    while seen + ramp(seen) <= budget:
+        seen, steps = seen + ramp(seen), steps + 1
+    assert count_steps(budget, ramp) == steps
+    assert count_steps(seen, ramp) == steps and (seen == 0 or count_steps(seen - 1, ramp) == steps - 1)
+
+
+def test_gpt3s_ramp_takes_the_steps_that_its_integral_says():
+    ramp = batch_ramp(full=2**19, start=2**15, ramp_tokens=4_000_000_000)
+    in_ramp = 4e9 / (2**19 - 2**15) * math.log(2**19 / 2**15)
+    assert count_steps(4_000_000_000, ramp) == pytest.approx(in_ramp, rel=1e-3)
+    assert count_steps(10_000_000_000, ramp) == pytest.approx(in_ramp + 6e9 / 2**19, rel=1e-3)
+
+
+def test_a_batch_of_one_size_is_a_ramp_of_no_length():
+    for ramp in (batch_ramp(512, 512, 10**6), batch_ramp(512, 64, 0)):
+        assert count_steps(10**6, ramp) == count_steps(10**6, 512) == 10**6 // 512
+
+
+@settings(deadline=None, max_examples=40)
+@given(ramps, kinds, st.integers(1, 10**6), st.floats(0, 0.9), st.floats(0, 1))
+def test_a_schedule_in_tokens_keeps_its_corners_under_a_ramp(sizes, kind, budget, warm, final):
+    ramp, budget = batch_ramp(**sizes), budget + 100 * sizes["full"]
+    schedule, seen, rates = make_schedule(kind, budget, int(warm * budget), final), 0, []
+    while seen < budget and len(rates) < 3000:
+        seen += min(ramp(seen), budget - seen)
+        rates.append(schedule(seen - 1))  # the last token of the batch
+    assert rates[0] > 0 and max(rates) <= 1
+    if seen == budget:
+        assert rates[-1] == pytest.approx(1 if kind == "constant" else final)
+
+
+@pytest.mark.parametrize("bad, words", [
+    (dict(start=0), "start"), (dict(start=128), "from 128 to 64"), (dict(ramp_tokens=-1), "over -1"), (dict(multiple=0), "give 0 < start"),
+    (dict(multiple=16), "multiples of 16"), (dict(multiple=8, full=60), "multiples of 8"),
+])  # fmt: skip
+def test_a_ramp_that_does_not_fit_is_refused(bad, words):
+    with pytest.raises(UserError, match=words):
+        batch_ramp(**(dict(full=64, start=8, ramp_tokens=100) | bad))

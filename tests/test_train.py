@@ -12,13 +12,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+import tinygpt.parallel as parallel_module
+import tinygpt.run_setup as run_setup_module
 import tinygpt.train as train_module
 from tinygpt.checkpoint import checkpoints, load_model
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.presets import preset
 from tinygpt.report import read_metrics
 from tinygpt.support import UserError
-from tinygpt.train import StopSignal, check_folder, compare_with_compressors, main, train
+from tinygpt.run_setup import check_folder, compare_with_compressors, initial_model
+from tinygpt.train import StopSignal, main, train
 
 TINY = dict(vocab_size=280, block_size=16, n_layer=2, n_head=2, n_embd=32, dropout=0.1)
 
@@ -44,11 +47,11 @@ def test_a_run_learns_and_leaves_everything_behind(config):
     assert result.finished and result.steps == 150 and len(result.losses) == 150
     assert result.losses[0] == pytest.approx(math.log(280), abs=0.3) and result.losses[-1] < 3.5
     assert result.val.loss == pytest.approx(result.losses[-1], abs=0.6)
-    names = {"config.json", "metrics.jsonl", "log.txt", "loss.png", "samples.txt", "checkpoints"}
+    names = {"config.json", "metrics.jsonl", "log.txt", "loss.png", "samples.txt", "report.md", "checkpoints"}
     assert names <= {p.name for p in result.run.iterdir()}
     lines = read_metrics(result.run)
     assert [line["loss"] for line in lines if "loss" in line] == result.losses
-    assert [line["step"] for line in lines if "val_loss" in line] == [*range(5, 150, 5), 150]
+    assert [line["step"] for line in lines if "val_loss" in line] == [*range(5, 150, 5), 150, 150]  # at the end on few tokens, as before, and on all
     model, tokenizer, folder = load_model(result.run)
     assert folder.name == "step_000150" and all(torch.equal(a, b) for a, b in zip(model.parameters(), result.model.parameters()))
 
@@ -85,9 +88,15 @@ def test_micro_batches_do_not_change_the_run_beyond_rounding(config, micro):
     assert quiet(config).losses == pytest.approx(whole, abs=1e-3)
 
 
+def test_the_ways_to_save_memory_do_not_change_the_run_beyond_rounding(config):
+    plain = quiet(config).losses
+    config.run.name, config.system.checkpoint_activations, config.system.loss_chunk = "small", True, 10
+    assert quiet(config).losses == pytest.approx(plain, abs=1e-4)
+
+
 def test_the_learning_rate_follows_the_schedule_and_exactly_max_steps_are_made(config, monkeypatch):
     steps = []
-    real = train_module.make_optimizer
+    real = parallel_module.make_optimizer
     config.optim.optimizer = "adamw"
 
     def counting(*args):
@@ -95,7 +104,7 @@ def test_the_learning_rate_follows_the_schedule_and_exactly_max_steps_are_made(c
         opt.register_step_post_hook(lambda *_: steps.append(opt.param_groups[0]["lr"]))
         return opt, name
 
-    monkeypatch.setattr(train_module, "make_optimizer", counting)
+    monkeypatch.setattr(parallel_module, "make_optimizer", counting)
     result = quiet(config)
     schedule = train_module.make_schedule(config.optim.schedule, 20, 2, config.optim.final_lr, config.optim.cooldown)
     assert len(steps) == 20 and steps == [config.optim.learning_rate * schedule(s) for s in range(20)] and steps[0] > 0
@@ -226,7 +235,7 @@ def test_compressors_are_computed_once_and_not_for_large_data(config, monkeypatc
     data = quiet(config).data
     first = compare_with_compressors(data)
     assert set(first) == {"bzip2 -9", "xz -9", "xz -9 primed with the training text"}
-    monkeypatch.setattr(train_module, "compressor_bits", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(run_setup_module, "compressor_bits", lambda *a: pytest.fail("computed again"))
     assert compare_with_compressors(data) == first
     assert compare_with_compressors(data, max_bytes=10) == {}
 

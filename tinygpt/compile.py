@@ -183,7 +183,7 @@ class CompiledModel:
             return self.model(*args, **kwargs)
 
 # %% ../nbs/09_compile.ipynb #compile-model
-COMPILE_FROM = {"cpu": 5e13, "cuda": 2e16}  # FLOPs of a run from which on "auto" compiles; never on devices that are not named
+COMPILE_FROM = {"cpu": 1.5e13, "cuda": 2e16}  # FLOPs of a run from which on "auto" compiles; never on devices that are not named
 
 
 def compile_model(

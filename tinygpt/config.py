@@ -33,6 +33,12 @@ class RunConfig:
     """Where run folders go."""
     seed: int = 1337
     """Of the weights, the data order and dropout."""
+    init_from: str = ""
+    """Begin with these weights: a run or checkpoint folder, a folder in Hugging Face's format, or a model of its hub (gpt2)."""
+    tensorboard: bool = False
+    """Also write the metrics for TensorBoard, into the run folder (pip install tensorboard)."""
+    wandb: str = ""
+    """Also send the metrics to this project of Weights & Biases (pip install wandb); WANDB_MODE=offline keeps them on the disk."""
 
 
 @dataclass
@@ -104,7 +110,7 @@ class EvalConfig:
     save_every: int = 500
     """Steps between checkpoints. 0: only at the end."""
     keep: int = 2
-    """How many checkpoints to keep."""
+    """How many of the newest checkpoints to keep; the one with the lowest validation loss stays as well."""
 
 
 @dataclass
@@ -119,6 +125,12 @@ class SystemConfig:
     """torch.compile the training step; auto: where it was measured to pay. Evaluation and samples use the plain model."""
     threads: int = 0
     """CPU threads. 0: torch's own choice."""
+    checkpoint_activations: bool = False
+    """Keep only each block's input for the backward pass and compute the rest again: much less memory, a fifth more FLOPs."""
+    loss_chunk: int = 0
+    """Compute logits and loss for so many tokens at a time: less memory where the vocabulary is large. 0: all at once."""
+    parallel: Literal["auto", "ddp", "zero", "fsdp"] = "auto"
+    """Under torchrun. ddp (auto): all state on every process. zero: gradients and optimizer state spread (ZeRO-2). fsdp: weights too (torch's FSDP2)."""
 
 # %% ../nbs/19_config.ipynb #train-config
 @dataclass
@@ -147,7 +159,7 @@ class TrainConfig:
         problems += schedule_problems(o.schedule, o.max_steps, o.warmup_steps, o.final_lr, o.cooldown)
         low = [(d, "batch_size", 1), (o, "learning_rate", 0), (o, "muon_lr", 0), (o, "eps", 0), (o, "weight_decay", 0), (o, "clip", 0), (e, "eval_every", 0),
                (e, "eval_tokens", 1), (e, "final_eval_tokens", 1), (e, "sample_tokens", 0), (e, "log_every", 1), (e, "save_every", 0),
-               (e, "keep", 1), (self.system, "threads", 0)]  # fmt: skip
+               (e, "keep", 1), (self.system, "threads", 0), (self.system, "loss_chunk", 0)]  # fmt: skip
         problems += [f"{name} = {getattr(g, name)} is too small: give at least {least}" for g, name, least in low if getattr(g, name) < least]
         if d.micro_batch_size is not None and not 1 <= d.micro_batch_size <= d.batch_size:
             problems.append(f"micro_batch_size = {d.micro_batch_size} must be between 1 and batch_size = {d.batch_size}")
@@ -162,6 +174,12 @@ class TrainConfig:
             problems.append(f"data = {d.data} is read from the hub while training: give --loader stream, or prepare it and give the folder")
         if d.tokenizer not in ("bpe", "char", "byte", "gpt2") and not Path(d.tokenizer).is_file():
             problems.append(f"tokenizer = {d.tokenizer} is none of bpe, char, byte, gpt2, nor the path of a saved tokenizer")
+        if self.system.parallel == "fsdp" and o.optimizer == "muon":
+            problems.append("parallel = fsdp does not go with optimizer = muon: FSDP2 shards rows, Muon needs whole matrices; take --parallel zero or ddp")
+        if self.system.parallel == "fsdp" and self.system.loss_chunk:
+            problems.append("parallel = fsdp does not go with loss_chunk: the head's weights are spread when the loss asks for them; take --parallel zero or ddp")
+        if self.system.parallel == "fsdp" and self.system.dtype == "float16":
+            problems.append("parallel = fsdp does not go with dtype = float16: the loss scaler does not know sharded gradients; take bfloat16, or --parallel ddp")
         try:
             choose_policy(self.system.device, self.system.dtype)
         except UserError as error:

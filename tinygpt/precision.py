@@ -175,7 +175,10 @@ class LossScaler:
             return
         if id(optimizer) in self._found_inf:
             raise RuntimeError("unscale_ was called already since the last update: the gradients would be divided twice")
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None and p.grad.numel()]
+        if hasattr(optimizer, "gradient_shards"):  # a rank keeps its part of the gradients only (chapter 15)
+            grads = optimizer.gradient_shards()
+        else:
+            grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None and p.grad.numel()]
         if any(g.dtype == torch.float16 for g in grads):
             raise RuntimeError("gradients in float16 cannot be unscaled, they would underflow again: keep the weights in float32")
         found_inf = unscale_gradients(grads, self._scale)

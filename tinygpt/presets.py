@@ -26,7 +26,7 @@ def laptop() -> TrainConfig:
         optim=OptimConfig(
             optimizer="muon", muon_lr=0.025, learning_rate=1.2e-2, schedule="trapezoid", cooldown=0.6, final_lr=0.02, max_steps=640, warmup_steps=20
         ),
-        eval=EvalConfig(eval_every=128, eval_tokens=16_000, save_every=320, prompt="My fellow Americans"),
+        eval=EvalConfig(eval_every=160, eval_tokens=16_000, save_every=320, prompt="My fellow Americans"),
     )
 
 
@@ -103,6 +103,8 @@ class Arguments:
     """Go on with the run in this folder, from its newest good checkpoint."""
     overwrite: bool = False
     """Delete an earlier run of the same name."""
+    eval_only: bool = False
+    """Do not train: score the newest checkpoint of --resume, or the weights of --init-from."""
 
 
 def parse_arguments(
@@ -134,7 +136,7 @@ def parse_arguments(
     )  # fmt: skip
     if unknown:
         groups = [f.default_factory for f in dataclasses.fields(TrainConfig)]
-        names = [f.name for g in groups for f in dataclasses.fields(g)] + ["config", "resume", "overwrite"]
+        names = [f.name for g in groups for f in dataclasses.fields(g)] + ["config", "resume", "overwrite", "eval_only"]
         flag = unknown[0].split("=")[0]
         near = difflib.get_close_matches(flag.strip("-").replace("-", "_"), names, n=1)
         hint = f"did you mean --{near[0].replace('_', '-')}?" if near else "see --help for all of them"

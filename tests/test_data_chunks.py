@@ -1,0 +1,94 @@
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinygpt.data_chunks import Report, as_text, parquet_text_bytes, read_jsonl, read_parquet
+
+# files that are broken, of every kind, are in test_data_documents.py
+
+
+def parquet(texts, row_group_size, **columns):
+    "A parquet file in memory."
+    file = io.BytesIO()
+    pq.write_table(pa.table({**columns, "text": texts}), file, row_group_size=row_group_size, compression="NONE", use_dictionary=False)
+    return file
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 8), st.randoms(use_true_random=False), st.integers(0, 20))
+def test_row_groups_may_be_read_in_any_order_and_from_any_chunk_on(n, row_group_size, chunk_rows, random, skip):
+    texts = [f"document {i}" for i in range(n)]
+    groups = [texts[i : i + row_group_size] for i in range(0, n, row_group_size)]
+    order = random.sample(range(len(groups)), len(groups))
+    read = lambda skip: list(read_parquet(parquet(texts, row_group_size), "d.parquet", "text", chunk_rows, skip, lambda size: order[:size]))
+    chunks = read(0)
+    assert [t for c in chunks for t in c.texts] == [t for g in order for t in groups[g]]
+    assert [c.index for c in chunks] == list(range(len(chunks))) and read(skip) == chunks[skip:]
+
+
+def test_a_note_names_the_row_in_the_file_whatever_the_order_of_reading():
+    file = parquet(["a", "b", "c", None, "e", "f"], 2)
+    notes = [note for chunk in read_parquet(file, "d.parquet", "text", 8, 0, lambda n: [2, 1, 0]) for note in chunk.notes]
+    assert [place for _, place in notes] == ["d.parquet row 3"]
+
+
+class Counting(io.BytesIO):
+    touched = 0
+
+    def read(self, n=-1):
+        block = super().read(n)
+        self.touched += len(block)
+        return block
+
+
+def test_row_groups_and_columns_that_are_not_wanted_are_not_read():
+    words = [f"{i} " * 300 for i in range(4000)]
+    file = Counting(parquet(words, 500, other=words).getvalue())
+    late = list(read_parquet(file, "d.parquet", "text", 250, 14))
+    assert [c.index for c in late] == [14, 15] and late[-1].texts[-1] == words[-1]
+    assert file.touched < 0.1 * len(file.getvalue())
+
+
+def test_what_pyarrows_allocator_keeps_is_given_back_after_every_batch(monkeypatch):
+    calls, real = [], pa.default_memory_pool()
+
+    class Pool:
+        def release_unused(self):
+            calls.append(real.bytes_allocated())
+
+    monkeypatch.setattr(pa, "default_memory_pool", Pool)
+    list(read_parquet(parquet(["text " * 100] * 2000, 1000), "d.parquet", "text", 250, 0))
+    assert len(calls) == 8
+
+
+def test_the_footer_says_how_much_text_there_is():
+    texts = [f"{i} wörld " * 30 for i in range(500)]
+    nested = pa.array([{"text": "x" * 1000, "b": [1, 2]}] * 500)
+    found = parquet_text_bytes(parquet(texts, 100, id=list(range(500)), extra=nested), "d.parquet", "text")
+    assert sum(len(t.encode()) for t in texts) < found < 1.1 * sum(len(t.encode()) for t in texts)
+
+
+def test_lines_are_found_wherever_the_blocks_of_a_compressed_file_end():
+    lines = "".join('{"text": "%s"}\n' % ("x" * n) for n in range(0, 3000, 7)).encode()
+    frames = b"".join(zstandard.compress(lines[i : i + 1001]) for i in range(0, len(lines), 1001))
+    chunks = list(read_jsonl(io.BytesIO(frames), "d.jsonl.zst", "text", 50, 0))
+    assert [len(t) for c in chunks for t in c.texts] == list(range(7, 3000, 7))  # the empty one is noted
+    assert sum(len(c.notes) for c in chunks) == 1
+
+
+@pytest.mark.parametrize("value", [None, 7, 1.5, b"\xff", "", "\ud83d", ["text"], {"a": 1}])
+def test_what_is_no_text_gives_none_and_one_note_with_its_place(value):
+    notes = []
+    assert as_text(value, "row 3", notes) is None and [place for _, place in notes] == ["row 3"]
+
+
+def test_a_report_counts_all_and_keeps_three_places_of_a_kind():
+    report = Report()
+    report.add([("odd", f"row {i}") for i in range(5)])
+    report.add([("rare", "row 9")])
+    assert report.lines() == ["5 x odd: row 0, row 1, row 2, ...", "1 x rare: row 9"]

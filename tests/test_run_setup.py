@@ -1,0 +1,145 @@
+"""What happens before the first step: weights to begin with, scores without training; and the presets on small stand-ins for their data."""
+import json
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinygpt.checkpoint import checkpoints, save_checkpoint
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.model_hf import export_hf
+from tinygpt.presets import PRESETS, preset
+from tinygpt.run_setup import initial_model, last_words
+from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
+from tinygpt.train import main, train
+
+SMALL = dict(vocab_size=257, block_size=32, n_layer=2, n_head=2, n_embd=32)
+
+
+@pytest.fixture
+def config(tmp_path, words):
+    config = preset("laptop")
+    config.run.out, config.run.name, config.system.device = str(tmp_path / "runs"), "test", "cpu"
+    config.data = replace(config.data, data=str(words), tokenizer="byte", batch_size=4)
+    config.model = GPTConfig.gpt2(**SMALL)
+    config.optim = replace(config.optim, optimizer="adamw", learning_rate=1e-3, max_steps=10, warmup_steps=2)
+    config.eval = replace(config.eval, eval_every=0, eval_tokens=300, final_eval_tokens=1000, save_every=0, sample_tokens=0)
+    return config
+
+
+def quiet(config, **kw):
+    return train(config, progress="none", **kw)
+
+
+@pytest.mark.parametrize("form", [GPTConfig.gpt2, GPTConfig.llama, GPTConfig.modern])
+def test_a_run_that_begins_with_a_run_has_its_weights_and_its_tokenizer(config, form):
+    config.model = form(**SMALL)
+    first = quiet(config)
+    config.run.name, config.run.init_from, config.data.tokenizer = "tuned", str(first.run), "bpe"
+    config.model = GPTConfig.modern(**SMALL, dropout=0.1)  # all but the context and dropout comes from the weights
+    begun = initial_model(config)
+    assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), first.model.parameters()))
+    assert begun.config == replace(first.model.config, dropout=0.1)
+    tuned = quiet(config)
+    assert tuned.losses[0] < first.losses[0] - 0.2 and tuned.data.tokenizer.fingerprint == first.data.tokenizer.fingerprint
+    again = quiet(config, resume=True)  # a finished run: begins with its own weights, not with the first run's
+    assert again.val == tuned.val
+
+
+def test_weights_in_hugging_face_form_begin_a_run(config, tmp_path):
+    torch.manual_seed(1)
+    teacher = GPT(GPTConfig.llama(**SMALL)).eval()
+    export_hf(teacher, tmp_path / "hf")
+    config.run.init_from, config.model = str(tmp_path / "hf"), GPTConfig.llama(**SMALL)
+    idx = torch.arange(32)[None]
+    assert torch.allclose(initial_model(config).eval()(idx)[0], teacher(idx)[0], atol=1e-5)
+    assert quiet(config).finished
+    config.data.tokenizer = "bpe"
+    with pytest.raises(UserError, match="name its tokenizer with --tokenizer"):
+        initial_model(config)
+
+
+@pytest.mark.parametrize("form", [GPTConfig.gpt2, GPTConfig.llama])
+def test_a_shorter_context_keeps_what_the_model_says_within_it_and_a_longer_one_is_refused(config, tmp_path, form):
+    torch.manual_seed(1)
+    teacher = GPT(form(**SMALL)).eval()
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", teacher, ByteTokenizer())
+    config.run.init_from, config.model = str(tmp_path / "run"), replace(config.model, block_size=8)
+    idx = torch.arange(8)[None]
+    assert torch.allclose(initial_model(config).eval()(idx)[0], teacher(idx)[0], atol=1e-6)
+    config.model = replace(config.model, block_size=64)
+    with pytest.raises(UserError, match="block_size = 64, but .* was trained on 32"):
+        initial_model(config)
+
+
+def test_another_vocabulary_or_a_missing_place_is_refused_before_anything_is_written(config, tmp_path):
+    export_hf(GPT(GPTConfig.gpt2(**SMALL | dict(vocab_size=300))), tmp_path / "hf")
+    config.run.init_from = str(tmp_path / "hf")
+    with pytest.raises(UserError, match="a vocabulary of 300, the data one of 257"):
+        quiet(config)
+    (tmp_path / "empty").mkdir()
+    config.run.init_from = str(tmp_path / "empty")
+    with pytest.raises(UserError, match="config.json"):
+        quiet(config)
+    assert not config.folder.exists()
+
+
+def test_eval_only_scores_both_parts_and_writes_nothing(config, capsys):
+    result = quiet(config)
+    files = {p: p.stat().st_mtime_ns for p in config.folder.rglob("*")}
+    scored = train(config, resume=True, eval_only=True, progress="lines")
+    said = capsys.readouterr().out
+    assert scored.val == result.val and re.search(r"training loss [\d.]+, .*\nvalidation loss [\d.]+", said)
+    assert {p: p.stat().st_mtime_ns for p in config.folder.rglob("*")} == files
+    assert main(["--resume", str(config.folder), "--eval-only"]) == 0
+    assert f"validation loss {result.val.loss:.4f}" in capsys.readouterr().out
+
+
+def test_last_words_name_the_newest_checkpoint_and_the_way_on(config):
+    assert last_words(config) == "no checkpoint had been saved yet"
+    quiet(config)
+    assert str(checkpoints(config.folder)[-1]) in last_words(config) and f"--resume {config.folder}" in last_words(config)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_preset_makes_a_few_steps_on_a_small_stand_in_for_its_data(name, tmp_path, words, monkeypatch):
+    """The preset's own model form, loader, optimizer and schedule; smaller numbers, for a CPU and a test."""
+    config = preset(name)
+    documents = tmp_path / "documents.jsonl"
+    texts = words.read_text().split("\n")
+    documents.write_text("".join(json.dumps({"text": " ".join(texts[i : i + 5])}) + "\n" for i in range(0, 995, 5)))
+    stand_in = documents if config.data.loader == "stream" else words
+    config.run.out, config.system.device = str(tmp_path), "cpu"
+    config.data = replace(config.data, data=str(stand_in), batch_size=4, micro_batch_size=config.data.micro_batch_size and 2)
+    config.model = replace(config.model, n_layer=2, block_size=16, n_embd=8 * config.model.n_head, vocab_size=min(config.model.vocab_size, 290))
+    config.optim = replace(config.optim, max_steps=4, warmup_steps=min(config.optim.warmup_steps, 2))
+    config.eval = replace(config.eval, eval_tokens=200, final_eval_tokens=200, sample_tokens=4)
+    result = quiet(config)
+    assert result.finished and len(result.losses) == 4 and result.losses[0] == pytest.approx(math.log(result.data.tokenizer.n_vocab), rel=0.15)
+    assert quiet(config, resume=True).steps == 4
+
+
+GOLDEN_FILE = Path(__file__).parent / "golden_losses.json"
+GOLDEN = json.loads(GOLDEN_FILE.read_text())
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_twenty_steps_have_the_losses_they_had_when_they_were_last_looked_at(name, config):
+    """Not an oracle, a tripwire: whoever changes these losses shall know it. With GOLDEN=write in the environment the file is written anew."""
+    losses = golden_losses(name, config)
+    if os.environ.get("GOLDEN") == "write":
+        GOLDEN_FILE.write_text(json.dumps(GOLDEN | {name: losses}, indent=1) + "\n")
+        GOLDEN[name] = losses
+    assert losses == pytest.approx(GOLDEN[name], abs=2e-3)
+
+
+def golden_losses(name, config):
+    form, optimizer = name.split("-")
+    config.model = getattr(GPTConfig, form)(**SMALL)
+    config.optim = replace(config.optim, optimizer=optimizer, max_steps=20)
+    return [round(loss, 5) for loss in quiet(config).losses]
