@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tinygpt.adamw import AdamW, make_adamw, param_groups
 from tinygpt.checkpoint import (
-    checkpoints, find_checkpoint, keep_last, load_model, load_training_state, prune, rank_by_loss, remove_leftovers, rng_state, rng_states,
+    checkpoints, find_checkpoint, load_model, load_training_state, prune, rank_by_loss, remove_leftovers, rng_state, rng_states,
     save_checkpoint, set_rng_state, tensor_bytes, unwrap, verify_checkpoint, what_differs,
 )  # fmt: skip
 from tinygpt.data import sha256_file
@@ -126,10 +126,10 @@ def test_the_newest_is_found_by_number_not_by_name(run):
     assert find_checkpoint(run).name == "step_1000000"
 
 
-def test_keep_last_removes_the_oldest(run):
-    keep_last(run, 5)
+def test_the_oldest_are_removed(run):
+    prune(run, 5)
     assert len(checkpoints(run)) == 3
-    keep_last(run, 2)
+    prune(run, 2)
     assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000003"]
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step_000002", "step_000003"]
 

@@ -32,7 +32,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, optimi
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_so_it_does_in_several_processes_and_without_settled_buckets_it_does_not(tmp_path, world_size):
     cases = [dict(optimizer=o, loader=l, stop=stop, steps=14, bad_step=3) for o, stop in (("adamw", 4), ("muon", 6)) for l in LOADERS]
-    ranks = run_processes(prove_resume, world_size, tmp_path, [*cases, dict(stop=6, steps=14, settle=False)])
+    ranks = run_processes(prove_resume, world_size, tmp_path, [*cases, dict(stop=6, steps=14, settle=False)], timeout=240)
     for results in ranks:
         assert_exact(cases, results[:-1])
         assert results[0]["straight"] == ranks[0][0]["straight"]  # all ranks report the same mean
@@ -43,7 +43,7 @@ def test_so_it_does_in_several_processes_and_without_settled_buckets_it_does_not
 
 def test_on_another_number_of_processes_the_data_and_the_losses_go_on(tmp_path):
     cases = [dict(loader=l, stop=6, steps=14, dropout=0.0) for l in LOADERS]
-    two = run_processes(prove_resume, 2, tmp_path, cases)[0]
+    two = run_processes(prove_resume, 2, tmp_path, cases, timeout=240)[0]
     for number, case in enumerate(cases):
         alone = SmallRun(loader=case["loader"], steps=14, dropout=0.0)
         straight = train_run(alone, 14)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tinygpt.evaluate import main
@@ -109,9 +109,12 @@ def harness_split(tok, context, continuation):
 BPE = BPETokenizer.train(["the cat sat on the mat, and the union of the states " * 40], 280)
 
 
-@given(st.text(alphabet="the cats, un.", min_size=1, max_size=30).filter(str.strip), st.sampled_from([" the", " state", " on the mat", "  the"]))
+@given(st.text(alphabet="the cats, un.", min_size=1, max_size=30).filter(str.strip), st.sampled_from([" the", " state", " on the mat", "  the", "e cat", "s of", "t, and"]))
+@example("the sta", "tes of the union")
 def test_pairs_are_split_as_the_harness_splits_them(context, continuation):
-    assert encode_pair(BPE, context, continuation) == harness_split(BPE, context, continuation)
+    want = harness_split(BPE, context, continuation)
+    if want[1]:  # nothing at all is left where one token swallows the border: the harness stops there
+        assert encode_pair(BPE, context, continuation) == want
 
 
 def test_the_space_belongs_to_the_continuation_wherever_it_was_typed():
@@ -123,10 +126,11 @@ def test_the_space_belongs_to_the_continuation_wherever_it_was_typed():
 
 def test_sums_prefer_short_options_and_lengths_make_up_for_it():
     model = make_model(scale=0.0)  # all 257 ids equally likely: a loss of ln 257 for each byte, the space included
-    items = [Item("x", [" a", " bbbb", " cc", " dd"], 1), Item("x", [" a", " bb", " c", " d"], 0)]
+    items = [Item("x", [" a", " bbbb", " cc", " dd"], 1), Item("x", [" a", " bb", " c", " d"], 1), Item("x", [" a", " bb", " c", " d"], 0)]
     result = score_items(model, ByteTokenizer(), items)
-    assert (result["acc"], result["acc_norm"]) == (0.5, 0.5)  # sums take option 0 twice; per character 2/1, 5/4 ... and 3/2: option 1 twice
-    assert result["acc_95"] == list(wilson_interval(1, 2)) and result["n"] == 2
+    assert result["acc"] == 1 / 3  # the sums take option 0 each time
+    assert result["acc_norm"] == 2 / 3  # per character of the option 2/1, 5/4, 3/2: option 1 each time
+    assert result["acc_95"] == list(wilson_interval(1, 3)) and result["n"] == 3
 
 
 def test_the_last_word_counts_where_all_its_tokens_are_the_likeliest():

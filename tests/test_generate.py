@@ -237,7 +237,8 @@ def test_an_empty_prompt_and_one_longer_than_the_context_work(model):
 
 
 @pytest.mark.parametrize("bad, name", [(dict(temperature=-1.0), "temperature"), (dict(temperature=float("nan")), "temperature"),
-                                       (dict(temperature=float("inf")), "temperature"), (dict(top_k=-1), "top_k"), (dict(top_p=0.0), "top_p"), (dict(top_p=1.5), "top_p")])  # fmt: skip
+                                       (dict(temperature=float("inf")), "temperature"),
+                                       (dict(top_k=-1), "top_k"), (dict(top_p=0.0), "top_p"), (dict(top_p=1.5), "top_p")])  # fmt: skip
 def test_sampling_settings_that_mean_nothing_are_refused(bad, name):
     with pytest.raises(UserError, match=name):
         check_sampling(**{**dict(temperature=1.0, top_k=0, top_p=1.0), **bad})

@@ -487,3 +487,12 @@ def test_gpt2_smalls_matrices_are_shared_evenly():
     for world_size in (2, 3, 4):
         load = [sum(s for s, o in zip(sizes, matrix_owners(sizes, world_size)) if o == rank) for rank in range(world_size)]
         assert max(load) <= 1.02 * sum(sizes) / world_size
+
+
+def test_a_loaded_state_does_not_change_which_adamw_runs():
+    model = GPT(GPTConfig.gpt2(vocab_size=64, block_size=8, n_layer=1, n_head=2, n_embd=16))
+    saved, _ = make_muon(model, implementation="fused")
+    loaded, _ = make_muon(model, implementation="foreach")
+    loaded.load_state_dict(saved.state_dict())
+    adamw = loaded.optimizers[1].param_groups
+    assert adamw and all(group["foreach"] and not group["fused"] for group in adamw)

@@ -1,6 +1,8 @@
 """The trainer on several processes: the same run as on one, whichever way it is spread; stopped and resumed; all ranks of one mind."""
+import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +23,7 @@ from tinygpt.presets import preset
 from tinygpt.report import read_metrics
 from tinygpt.support import UserError
 from tinygpt.train import train
+from two_hosts import TwoHosts, why_not
 
 SAVING = {"ddp": dict(checkpoint_activations=True, loss_chunk=20), "zero": dict(loss_chunk=20), "fsdp": dict(checkpoint_activations=True)}  # for AdamW
 WAYS = [("ddp", "adamw"), ("zero", "adamw"), ("fsdp", "adamw"), ("ddp", "muon"), ("zero", "muon")]
@@ -255,6 +258,25 @@ def test_the_command_trains_under_torchrun_and_prints_everything_once(place):
     assert len([line for line in read_metrics(place[0] / "torchrun") if "loss" in line]) == 12
     again = subprocess.run([*TORCHRUN, "2", *flags(place, "torchrun", "--max-steps", "12")], env=env, capture_output=True, text=True, timeout=200)
     assert again.returncode != 0 and again.stderr.count("error: ") == 1 and "go on with it by --resume" in again.stderr
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_the_command_of_the_readme_for_two_machines_trains_on_two_hosts(place):
+    folder, words = place
+    lines = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8").splitlines()
+    command = next(line for line in lines if line.startswith("torchrun --nnodes 2")).replace("node0", TwoHosts.hosts[0])
+    command = command.replace("--nproc-per-node 8", "--nproc-per-node 1")  # no GPUs here
+    documents = folder / "documents.jsonl"
+    texts = words.read_text().split("\n")
+    documents.write_text("".join(json.dumps({"text": " ".join(texts[i : i + 5])}) + "\n" for i in range(0, len(texts), 5)))
+    sizes = "--tokenizer byte --batch-size 4 --micro-batch-size 2 --block-size 16 --n-layer 2 --n-head 2 --n-embd 32 --max-steps 6 --warmup-steps 2 --sample-tokens 0"
+    args = [*shlex.split(command)[1:], "--data", documents, "--out", folder, "--name", "hosts", "--device", "cpu", *sizes.split()]
+    with TwoHosts() as hosts:
+        started = [hosts.start(host, sys.executable, "-m", "torch.distributed.run", *args) for host in (0, 1)]
+        first, second = hosts.finish(started, 150)
+    assert first.returncode == second.returncode == 0, first.stdout[-3000:] + second.stdout[-3000:]
+    assert "ddp on 2 processes" in first.stdout + second.stdout
+    assert [line["step"] for line in read_metrics(folder / "hosts") if "loss" in line] == list(range(6))
 
 
 def workers_of(folder, name):

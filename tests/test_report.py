@@ -1,9 +1,11 @@
 import json
 import math
+import sys
 
 import pytest
+import torch
 
-from tinygpt.report import RunLog, plot_losses, read_metrics, smooth
+from tinygpt.report import RunLog, metric_sinks, plot_losses, read_metrics, smooth, write_report
 from tinygpt.support import UserError
 
 
@@ -54,3 +56,42 @@ def test_the_picture_is_a_png_and_nothing_to_draw_is_a_sentence(tmp_path):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError):
         plot_losses([json.loads("{}")], tmp_path / "none.png")
+
+
+def test_tensorboard_gets_the_same_values(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = RunLog(tmp_path, show=lambda text: None, sinks=metric_sinks(tmp_path, True, "", {}))
+    for step in range(3):
+        log.write(step=step, loss=5.0 - step, lr=0.1)
+    log.close()
+    seen = EventAccumulator(str(tmp_path / "tensorboard"))
+    seen.Reload()
+    assert [(e.step, e.value) for e in seen.Scalars("loss")] == [(0, 5.0), (1, 4.0), (2, 3.0)]
+
+
+def test_wandb_keeps_the_values_on_the_disk_when_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    for name, value in dict(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_CACHE_DIR=str(tmp_path), WANDB_CONFIG_DIR=str(tmp_path), WANDB_DATA_DIR=str(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    log = RunLog(tmp_path, show=lambda text: None, sinks=metric_sinks(tmp_path, False, "lessons", {"optim": {"lr": 0.1}}))
+    log.write(step=0, loss=5.0)
+    log.close()
+    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert files and b"loss" in files[0].read_bytes()
+
+
+@pytest.mark.parametrize("package, arguments", [("tensorboard", (True, "")), ("wandb", (False, "lessons"))])
+def test_a_package_that_is_asked_for_and_missing_is_one_sentence(tmp_path, monkeypatch, package, arguments):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if package == "tensorboard" else package, None)
+    with pytest.raises(UserError, match=f"pip install {package}"):
+        metric_sinks(tmp_path, *arguments, {})
+
+
+def test_the_report_holds_results_settings_the_last_sample_and_the_commands(tmp_path):
+    (tmp_path / "samples.txt").write_text("--- step 5\nearly\n--- step 10\nlate words\nand more\n", encoding="utf-8")
+    text = write_report(tmp_path, "A run", {"loss": "3.1"}, {"optim": {"lr": 0.25}}, {"Go on": "python -m x"}).read_text(encoding="utf-8")
+    for part in ("# A run", "| loss | 3.1 |", "> late words\n> and more", "| lr | `0.25` |", "```bash\npython -m x\n```", "![training and validation loss](loss.png)", torch.__version__):
+        assert part in text, part
+    assert "early" not in text

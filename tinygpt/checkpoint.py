@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['rng_state', 'set_rng_state', 'rng_states', 'unwrap', 'tensor_bytes', 'remove_leftovers', 'save_checkpoint',
-           'verify_checkpoint', 'checkpoints', 'rank_by_loss', 'find_checkpoint', 'prune', 'keep_last', 'load_model',
+           'verify_checkpoint', 'checkpoints', 'rank_by_loss', 'find_checkpoint', 'prune', 'load_model',
            'load_training_state', 'what_differs']
 
 # %% ../nbs/16_checkpoint.ipynb #imports
@@ -114,16 +114,6 @@ def _full_disk_is_a_user_error(
         ) from error
 
 
-def _sync_folder(path: Path) -> None:
-    "Put the names in a folder on the disk, as fsync on a file does with its bytes. Windows has no such call."
-    if os.name == "posix":
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 def remove_leftovers(
     folder: Path,  # where checkpoints are written
 ) -> None:
@@ -166,8 +156,6 @@ def save_checkpoint(
             torch.save(optimizer, tmp / "optimizer.pt")
         (tmp / "state.json").write_text(json.dumps(state, indent=2))
         (tmp / "manifest.json").write_text(json.dumps({f.name: sha256_file(f) for f in sorted(tmp.iterdir())}, indent=2))
-        _sync_folder(tmp)
-    _sync_folder(folder.parent)  # before anybody removes the checkpoint before this one
     return folder
 
 # %% ../nbs/16_checkpoint.ipynb #verify
@@ -248,11 +236,6 @@ def prune(
             folder.rename(gone)  # at once, so that a half-removed one has no complete-looking name
             shutil.rmtree(gone)
     return checkpoints(run)
-
-
-def keep_last(run: Path, count: int) -> None:
-    "Remove all but the newest `count` checkpoints of a run."
-    prune(run, count, best=False)
 
 # %% ../nbs/16_checkpoint.ipynb #load-model
 def load_model(

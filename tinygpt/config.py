@@ -77,7 +77,7 @@ class OptimConfig:
     """Of matrices and embeddings; biases and norms do not decay."""
     clip: float = 1.0
     """Largest global norm of the gradients. 0: no clipping."""
-    adamw: Literal["auto", "fused", "foreach", "own"] = "auto"
+    adamw: Literal["auto", "fused", "foreach", "for-loop", "own"] = "auto"
     """Which implementation of AdamW; they compute the same."""
     max_steps: int = 1000
     """Optimizer steps of the run."""

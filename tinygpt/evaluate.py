@@ -91,7 +91,7 @@ def eval_rows(
     count = n_rows if max_tokens is None else min(n_rows, max(1, max_tokens // block_size))
     return np.linspace(0, n_rows - 1, count).round().astype(np.int64)
 
-
+# %% ../nbs/17_evaluate.ipynb #score-rows
 @torch.no_grad()
 def score_rows(
     model: GPT,  # put into eval mode for the while
@@ -228,7 +228,7 @@ def text_tokens(
     documents = ["".join(corpus.train + corpus.val)] if alone else corpus.val
     return np.array([i for ids in tokenizer.encode_batch(documents) for i in (tokenizer.eot, *ids)], dtype=token_dtype(tokenizer.n_vocab))
 
-
+# %% ../nbs/17_evaluate.ipynb #evaluate-text
 def evaluate_text(
     model: GPT,
     tokenizer: Tokenizer,

@@ -132,7 +132,7 @@ def storycloze_item(row: dict) -> Item:
     context = " ".join(_field(row, f"InputSentence{i}") for i in range(1, 5))
     return Item(context, [" " + _field(row, f"RandomFifthSentenceQuiz{i}") for i in (1, 2)], int(row["AnswerRightEnding"]) - 1)
 
-
+# %% ../nbs/17_evaluate_tasks.ipynb #other-items
 def lambada_item(row: dict) -> Item:
     "All but the last word, and the last word."
     context, _, word = _field(row, "text").rpartition(" ")
@@ -199,7 +199,7 @@ TASKS = {
                     {"GPT-3 Small (Brown et al. 2020)": 42.7, "GPT-2 124M (Radford et al. 2019)": 46.0}),
 }  # fmt: skip
 
-
+# %% ../nbs/17_evaluate_tasks.ipynb #load-items
 def load_items(
     task: str,  # a name in `TASKS`
     data: str = "",  # see `read_rows`; empty: the hub
@@ -275,7 +275,7 @@ def score_items(
         result |= {name: float(hits.mean()), f"{name}_95": list(wilson_interval(int(hits.sum()), len(items)))}
     return result | more
 
-
+# %% ../nbs/17_evaluate_tasks.ipynb #evaluate-task
 def evaluate_task(
     model: GPT,
     tokenizer: Tokenizer,

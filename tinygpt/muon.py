@@ -214,6 +214,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
         super().__init__([group for o in optimizers for group in o.param_groups], {})
         self.optimizers = optimizers
         self._share()
+        # a checkpoint brings groups of its own: which implementation of AdamW runs is this machine's choice, not the file's
+        flags = [{k: g[k] for k in ("fused", "foreach") if k in g} for g in self.param_groups]
+        keep = lambda _, state: state | {"param_groups": [g | f for g, f in zip(state["param_groups"], flags)]}
+        self.register_load_state_dict_pre_hook(keep)
 
     def _share(self):
         groups = iter(self.param_groups)

@@ -26,7 +26,7 @@ class RunLog:
         folder: Path | None,  # exists; None: on the processes that write nothing
         from_step: int = 0,  # steps made so far; lines of what comes after are cut off: the run is about to make them again
         show=print,  # where the text lines go besides the file; a progress bar's `write` keeps them apart from the bar
-        sinks=(),  # called as sink(values) with each line of metrics, see `metric_sinks`
+        sinks=(),  # (write, close) pairs: write(values) is called with each line of metrics; see `metric_sinks`
     ):
         self.show, self.sinks = show, sinks
         # training lines carry the number of the step they made, validation lines the number of steps made before them
@@ -41,8 +41,8 @@ class RunLog:
         "Append a line to metrics.jsonl. `step` counts finished optimizer steps from 0."
         self.metrics.write(json.dumps(values) + "\n")
         self.metrics.flush()
-        for sink in self.sinks:
-            sink(values)
+        for write, _ in self.sinks:
+            write(values)
 
     def say(self, text: str):
         "Show a line and keep it in log.txt with the time."
@@ -53,6 +53,8 @@ class RunLog:
     def close(self):
         self.metrics.close()
         self.text.close()
+        for _, close in self.sinks:
+            close()
 
 # %% ../nbs/19_report.ipynb #read
 def read_metrics(
@@ -75,8 +77,8 @@ def metric_sinks(
     tensorboard: bool,
     wandb: str,  # the project; empty: not wanted
     config: dict,  # the run's settings, for W&B
-) -> list[Callable[[dict], object]]:
-    "What a RunLog hands its metrics to. UserError if a package that was asked for is not installed."
+) -> list[tuple[Callable, Callable]]:
+    "(write, close) pairs that a RunLog hands its metrics to. UserError if a package that was asked for is not installed."
     sinks = []
     if tensorboard:
         try:
@@ -90,14 +92,14 @@ def metric_sinks(
                 if name != "step":
                     writer.add_scalar(name, value, values["step"])
 
-        sinks.append(to_tensorboard)
+        sinks.append((to_tensorboard, writer.close))
     if wandb:
         try:
             from wandb import init
         except ImportError:
             raise UserError(f"wandb = {wandb}, but it is not installed: pip install wandb") from None
         run = init(project=wandb, name=Path(folder).name, dir=str(folder), config=config)
-        sinks.append(lambda values: run.log({k: v for k, v in values.items() if k != "step"}, step=values["step"]))
+        sinks.append((lambda values: run.log({k: v for k, v in values.items() if k != "step"}, step=values["step"]), run.finish))
     return sinks
 
 # %% ../nbs/19_report.ipynb #curve

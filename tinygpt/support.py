@@ -23,6 +23,16 @@ class UserError(ValueError):
     "A mistake in the input, told in a sentence that names the field, the value and the remedy."
 
 # %% ../nbs/00_support.ipynb #atomic
+def _to_disk(path: Path):
+    "Wait until a file, or the list of names in a folder, is on the disk. Windows does the latter by itself."
+    if path.is_file() or os.name == "posix":
+        fd = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
 @contextmanager
 def atomic_path(
     path,  # str or Path: where the file or folder shall be once it is complete
@@ -37,13 +47,12 @@ def atomic_path(
     try:
         inner = tmp / path.name
         yield inner
-        for file in [inner, *inner.rglob("*")] if inner.is_dir() else [inner]:
-            if file.is_file():
-                with open(file, "rb+") as f:
-                    os.fsync(f.fileno())  # the bytes are on the disk before the name is
+        for item in [*inner.rglob("*"), inner] if inner.is_dir() else [inner]:
+            _to_disk(item)  # the bytes, and the names within the folder, are on the disk before its name is
         if inner.is_dir() and path.exists():
             raise FileExistsError(f"{path} exists")
         os.replace(inner, path)
+        _to_disk(path.parent)  # whoever removes an older version now has this one
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -116,33 +117,38 @@ def exercise_problems(nb):
             yield f"{cell.id}: the folded solution does not solve the exercise"
 
 
-def run(names, write: bool) -> int:
-    """Execute the chapters in fresh kernels, one after the other; `write` stores the outputs.
-
-    Without `write` it is copies that run, and at the end of each the folded solutions of its exercises.
-    """
+def execute(path, write: bool) -> tuple[list[str], str]:
+    "Execute one chapter in a fresh kernel: (what is wrong with it, the line to print)."
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
-    failed, total = [], time.time()
-    for path in chapters(names):
-        nb, start = nbformat.read(path, as_version=4), time.time()
-        if not write:
-            nb = with_solutions(nb)
-        try:
-            # the kernel starts in nbs/, as it does in JupyterLab; the package is the installed one
-            NotebookClient(nb, timeout=600, coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}}).execute()
-            print(f"{path.name:28s} {time.time() - start:6.1f} s", flush=True)
-            for problem in exercise_problems(nb) if not write else ():
-                failed.append(path.name)
-                print(f"    {problem}")
-        except CellExecutionError as error:
-            failed.append(path.name)
-            print(f"{path.name:28s} FAILED\n{error}", flush=True)
-        if write and path.name not in failed:
-            nbformat.write(nb, path)
-            command("nbdev_clean", "--fname", path, cwd=ROOT)
-    print(f"{len(chapters(names))} chapters in {time.time() - total:.0f} s" + (f"; failed: {', '.join(sorted(set(failed)))}" if failed else ", all well"))
+    nb, start = nbformat.read(path, as_version=4), time.time()
+    if not write:
+        nb = with_solutions(nb)
+    try:
+        # the kernel starts in nbs/, as it does in JupyterLab; the package is the installed one
+        NotebookClient(nb, timeout=600, coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}}).execute()
+    except CellExecutionError as error:
+        return [str(error)], f"{path.name:28s} FAILED"
+    if write:
+        nbformat.write(nb, path)
+        command("nbdev_clean", "--fname", path, cwd=ROOT)
+    return [] if write else list(exercise_problems(nb)), f"{path.name:28s} {time.time() - start:6.1f} s"
+
+
+def run(names, write: bool, jobs: int) -> int:
+    """Execute the chapters in fresh kernels; `write` stores the outputs.
+
+    Without `write` it is copies that run, and at the end of each the folded solutions of its exercises.
+    """
+    if jobs > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each kernel
+    failed, start = [], time.time()
+    with ThreadPoolExecutor(1 if write else jobs) as pool:
+        for path, (problems, line) in zip(chapters(names), pool.map(lambda path: execute(path, write), chapters(names))):
+            print(line, *problems, sep="\n    ", flush=True)
+            failed += [path.name] if problems else []
+    print(f"{len(chapters(names))} chapters in {time.time() - start:.0f} s" + (f"; failed: {', '.join(failed)}" if failed else ", all well"))
     return bool(failed)
 
 
@@ -179,11 +185,12 @@ def main() -> int:
     runner = sub.add_parser("run")
     runner.add_argument("names", nargs="*")
     runner.add_argument("--write", action="store_true")
+    runner.add_argument("--jobs", type=int, default=1, help="chapters at a time (not with --write)")
     args = parser.parse_args()
     if args.what == "check":
         return check()
     if args.what == "run":
-        return run(args.names, args.write)
+        return run(args.names, args.write, args.jobs)
     write_readme(ROOT)
     return 0
 
