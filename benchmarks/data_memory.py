@@ -3,7 +3,7 @@
     python benchmarks/data_memory.py                 both sizes, both packings; a few minutes, 1 GB of disk
     python benchmarks/data_memory.py --sizes 50 100  other sizes, in MB
 
-The corpora are made of paragraphs of the State of the Union addresses, drawn at random, in parquet files of 25 MB of text each.
+The corpora are made of paragraphs of the State of the Union addresses, drawn at random, in parquet files of 100 MB of text each (--file-mb).
 Each run is a process of its own that goes through the whole corpus once; the figure is the most memory that it ever held.
 """
 import argparse
@@ -20,7 +20,7 @@ import numpy as np
 from data_machine import save
 
 
-def make(folder: Path, megabytes: int):
+def make(folder: Path, megabytes: int, file_mb: int):
     "Parquet files with row groups of 1000 documents."
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -30,10 +30,10 @@ def make(folder: Path, megabytes: int):
     paragraphs = [p.strip() for d in load_corpus("sotu").train for p in d.split("\n") if len(p.strip()) > 20]
     rng, schema = np.random.default_rng(0), pa.schema([("text", pa.string())])
     folder.mkdir(parents=True)
-    for i in range(max(1, megabytes // 25)):
+    for i in range(max(1, megabytes // file_mb)):
         size = 0
         with pq.ParquetWriter(folder / f"{i:03d}.parquet", schema) as writer:
-            while size < 1e6 * min(megabytes, 25):
+            while size < 1e6 * min(megabytes, file_mb):
                 texts = ["\n".join(paragraphs[k] for k in rng.integers(0, len(paragraphs), size=rng.integers(1, 13))) for _ in range(1000)]
                 writer.write_table(pa.table({"text": texts}, schema))
                 size += sum(len(t.encode()) for t in texts)
@@ -60,6 +60,7 @@ def run(folder: str, packing: str):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000], help="MB of text")
+    parser.add_argument("--file-mb", type=int, default=100, help="MB of text in a file")
     parser.add_argument("--run", nargs=2, metavar=("FOLDER", "PACKING"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
@@ -67,7 +68,7 @@ def main():
     rows, scratch = [], Path(tempfile.mkdtemp())
     try:
         for size in args.sizes:
-            make(scratch / str(size), size)
+            make(scratch / str(size), size, args.file_mb)
             for packing in ("stream", "bos"):
                 command = [sys.executable, __file__, "--run", str(scratch / str(size)), packing]
                 rows.append(dict(megabytes=size, packing=packing, **json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)))
@@ -77,7 +78,7 @@ def main():
     growth = {p: {r["megabytes"]: r["peak_mb"] for r in rows if r["packing"] == p} for p in ("stream", "bos")}
     growth = {p: max(v.values()) / v[min(v)] - 1 for p, v in growth.items()}
     print({p: f"{g:+.1%}" for p, g in growth.items()})
-    save("data_memory", dict(rows=rows, growth=growth))
+    save("data_memory", dict(file_mb=args.file_mb, rows=rows, growth=growth))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import tinygpt.train as train_module
 from tinygpt.checkpoint import checkpoints
 from tinygpt.ddp_launch import World, run_processes
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.parallel import DDP, FSDP, Single, Zero, any_rank, choose_parallel, on_all, on_first
+from tinygpt.parallel import Single, any_rank, choose_parallel, on_all, on_first
+from tinygpt.precision import Policy
 from tinygpt.presets import preset
 from tinygpt.report import read_metrics
 from tinygpt.support import UserError
@@ -217,6 +218,34 @@ def test_a_signal_or_a_mistake_on_one_rank_is_one_on_all(place):
         assert "batch_size = 13" in found["uneven"]
 
 
+def scaled_runs(world, folder, words):
+    "For each way: (the scales of a run with a loss scaler in which rank 1 alone meets an overflow in step 3, last loss, weights)."
+    found, count, old = {}, [0], train_module.accumulate_gradients
+    train_module.choose_policy = lambda *_: Policy(world.device, torch.float32, "for a test", scaler=True)  # float16 itself needs a GPU
+
+    def overflow_at_3(*args, **kw):
+        count[0] += 1
+        scale = args[6] if count[0] != 3 or world.rank == 0 else lambda loss: loss * math.inf
+        return old(*args[:6], scale, *args[7:], **kw)
+
+    train_module.accumulate_gradients = overflow_at_3
+    for parallel, optimizer in [("ddp", "adamw"), ("zero", "adamw"), ("zero", "muon")]:
+        count[0] = 0
+        config = make_config(folder, words, f"scaled-{parallel}-{optimizer}", optimizer, parallel, steps=8)
+        result = train(config, progress="none")
+        scales = [line["loss_scale"] for line in read_metrics(config.folder) if "loss_scale" in line] if world.is_main else None
+        found[parallel, optimizer] = scales and scales[-1], result.losses, weights(result.model)
+    return found
+
+
+def test_an_overflow_on_one_rank_skips_the_step_and_halves_the_scale_on_all(place):
+    first, second = run_processes(scaled_runs, 2, *place, timeout=200)
+    for way, (scale, losses, model) in first.items():
+        assert scale == 2.0**15, way
+        assert all(map(math.isfinite, losses)) and losses[3] == pytest.approx(losses[2], abs=0.5) and losses[-1] < losses[0]
+        assert second[way][1] == losses and all(torch.equal(second[way][2][n], model[n]) and model[n].isfinite().all() for n in model), way
+
+
 def test_one_process_is_always_the_single_way_and_says_how_to_get_more():
     for name in ("auto", "ddp", "zero", "fsdp"):
         chosen, line = choose_parallel(name, World())
@@ -268,7 +297,7 @@ def test_the_command_of_the_readme_for_two_machines_trains_on_two_hosts(place):
     command = command.replace("--nproc-per-node 8", "--nproc-per-node 1")  # no GPUs here
     documents = folder / "documents.jsonl"
     texts = words.read_text().split("\n")
-    documents.write_text("".join(json.dumps({"text": " ".join(texts[i : i + 5])}) + "\n" for i in range(0, len(texts), 5)))
+    documents.write_text("".join(json.dumps({"text": f"{i}: {text}"}) + "\n" for i, text in enumerate(texts * 5)))
     sizes = "--tokenizer byte --batch-size 4 --micro-batch-size 2 --block-size 16 --n-layer 2 --n-head 2 --n-embd 32 --max-steps 6 --warmup-steps 2 --sample-tokens 0"
     args = [*shlex.split(command)[1:], "--data", documents, "--out", folder, "--name", "hosts", "--device", "cpu", *sizes.split()]
     with TwoHosts() as hosts:

@@ -1,6 +1,7 @@
 import json
 import math
 import sys
+import time
 
 import pytest
 import torch
@@ -78,8 +79,10 @@ def test_wandb_keeps_the_values_on_the_disk_when_offline(tmp_path, monkeypatch):
     log = RunLog(tmp_path, show=lambda text: None, sinks=metric_sinks(tmp_path, False, "lessons", {"optim": {"lr": 0.1}}))
     log.write(step=0, loss=5.0)
     log.close()
-    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    assert files and b"loss" in files[0].read_bytes()
+    deadline = time.monotonic() + 30  # another process of W&B's does the writing
+    while not any(b"loss" in file.read_bytes() for file in tmp_path.glob("wandb/offline-run-*/*.wandb")):
+        assert time.monotonic() < deadline, "nothing was written"
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("package, arguments", [("tensorboard", (True, "")), ("wandb", (False, "lessons"))])

@@ -142,7 +142,7 @@ def _child(fn, args, rank, world_size, port, folder, deadline, threads, device):
     stacks = open(folder / f"stacks{rank}", "w")
     faulthandler.dump_traceback_later(max(deadline - 1 - time.time(), 0.1), file=stacks)  # just before the parent ends us
     try:
-        result = fn(init_world(device, max(deadline - time.time(), 1)), *args)
+        result = fn(init_world(device, max(deadline - time.time(), 1) + 10), *args)
         (folder / f"result{rank}").write_bytes(pickle.dumps(result))
         close_world()
     except BaseException:

@@ -204,7 +204,7 @@ def train(
             last = step == o.max_steps or any_rank(world, caught.stop)  # a signal that comes later, during a validation, ends the next step
             saving = last or e.save_every and step % e.save_every == 0
             if step % e.log_every == 0 or saving:  # reading a number makes a GPU wait, so several are read at once
-                read = meter.read()
+                read = meter.read() | ({"loss_scale": scaler.get_scale()} if policy.scaler else {})
                 speeds.append(read["tokens_per_second"])
                 means = parallel.mean(torch.stack([loss for _, loss, _, _ in pending])).tolist()
                 for (at, _, norm, rate), loss in zip(pending, means):
@@ -275,7 +275,9 @@ def main(argv: list[str] | None = None) -> int:
         train(args.train, resume=args.resume is not None, overwrite=args.overwrite, eval_only=args.eval_only)
     except UserError as error:
         if main_rank:  # a mistake in the input is met by all ranks
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        if "RANK" in os.environ:
+            os._exit(2)  # gloo's threads would abort an orderly exit
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
