@@ -1,11 +1,13 @@
 """How fast the loaders are: against a plain copy, against a deque, and against what a training step eats.
 
-    python benchmarks/data_speed.py          prints four tables and writes results/data_speed.json; about ten minutes
+    python benchmarks/data_speed.py          prints four tables and writes results/data_speed.json; about seven minutes
 
 Everything is a ratio of two figures of the same run, each the median of several rounds that take turns, because other programs may be at work.
 """
 import argparse
+import json
 import statistics
+import sys
 import tempfile
 import time
 from collections import deque
@@ -145,7 +147,7 @@ def waiting(name: str, kind: str, steps: int) -> dict:
         waits.append(got - start)
         totals.append(time.perf_counter() - start)
     loader.close()
-    skip = max(3, steps // 10)  # the first steps are slow in themselves
+    skip = max(2, steps // 10)  # the first steps are slow in themselves
     eats = B * T / statistics.median(totals[skip:])
     return dict(rows=B, share=sum(waits[skip:]) / sum(totals[skip:]), median_share=statistics.median(waits[skip:]) / statistics.median(totals[skip:]), tokens_per_second=eats)
 
@@ -172,10 +174,32 @@ def eats(name: str) -> dict:
     return dict(tokens_per_second=found["step"], stream_gives=found["stream"] / found["step"])
 
 
+WAITING_STEPS = {"laptop": 60, "shakespeare-char-cpu": 300, "shakespeare-char": 12, "tinystories": 12, "gpt2": 6}
+
+
+def measure_waiting(names) -> dict:
+    "For each preset and way of loading: what `waiting` says."
+    found = {}
+    for name in names:
+        steps = WAITING_STEPS[name]
+        found[name] = {kind: waiting(name, kind, steps) for kind in (("random",) if steps > 6 else ()) + ("shard", "stream", "stream bos")}
+        for kind, w in found[name].items():
+            print(f"{name}, {kind}: {w['share']:.2%} of the time is waiting, the median step {w['median_share']:.2%}; the step eats {w['tokens_per_second']:,.0f} tokens/s", flush=True)
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--waiting", nargs="+", metavar="PRESET", help="only the shares of waiting of these presets; the rest of the stored result stays")
     args = parser.parse_args()
+    if args.waiting:
+        result = json.loads((Path(__file__).parent / "results/data_speed.json").read_text())
+        result["waiting"] |= measure_waiting(args.waiting)
+        result["waiting_measured_by"] = result.get("waiting_measured_by", {}) | {name: " ".join(["python benchmarks/data_speed.py", *sys.argv[1:]]) for name in args.waiting}
+        kept = {k: result[k] for k in ("tokenizing", "loaders", "eats", "waiting", "waiting_measured_by")}
+        save("data_speed", kept | {"rest_measured_by": result.get("rest_measured_by", result["command"])})
+        return
     result = {"tokenizing": {}, "loaders": {}, "eats": {}, "waiting": {}}
     for threads in args.threads:
         result["tokenizing"][threads] = found = tokenizing(threads)
@@ -186,10 +210,7 @@ def main():
     for name in PRESETS:
         result["eats"][name] = found = eats(name)
         print(f"{name}: a step eats {found['tokens_per_second']:,.0f} tokens/s here, one tokenizing thread gives {found['stream_gives']:.1f} times as many")
-    for name, steps in (("laptop", 60), ("shakespeare-char-cpu", 300), ("shakespeare-char", 25), ("tinystories", 25), ("gpt2", 15)):
-        result["waiting"][name] = {kind: waiting(name, kind, steps) for kind in ("random", "shard", "stream", "stream bos")}
-        for kind, w in result["waiting"][name].items():
-            print(f"{name}, {kind}: {w['share']:.2%} of the time is waiting, the median step {w['median_share']:.2%}; the step eats {w['tokens_per_second']:,.0f} tokens/s")
+    result["waiting"] = measure_waiting(WAITING_STEPS)
     save("data_speed", result)
 
 

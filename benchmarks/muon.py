@@ -2,6 +2,7 @@
 
     python benchmarks/muon.py            # prints; about an hour on two cores
     python benchmarks/muon.py --save     # and writes benchmarks/results/muon.json, which chapter 14 draws
+    python benchmarks/muon.py --save --wider 0.012 0.02         # where the best rate of AdamW was the largest that was tried
     python benchmarks/muon.py --tokens 20000 --seeds 1 --quick    # a trial of the script itself: one setting each
 
 The loss to reach is the mean of AdamW's final losses. Muon's curve is read before the end of its own cooldown, which is to its disadvantage.
@@ -85,6 +86,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
     parser.add_argument("--quick", action="store_true", help="no tuning: one setting each")
+    parser.add_argument("--wider", type=float, nargs="+", help="more rates for AdamW, beside those of the saved result; the rest of it stays")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     if args.threads:
@@ -93,24 +95,30 @@ def main():
     data = prepare(config.data.data, config.data.tokenizer, config.model.vocab_size, progress=False)
     config.model.vocab_size = data.tokenizer.n_vocab
     grids = {"AdamW": ADAMW_RATES[2:3] if args.quick else ADAMW_RATES, "Muon": MUON_RATES[2:3] if args.quick else MUON_RATES}
-    tuning, runs = {}, {}
+    path, saved = Path(__file__).parent / "results" / "muon.json", None
+    if args.wider:
+        saved = json.loads(path.read_text())
+        args.tokens, args.seeds, grids = saved.get("tokens", args.tokens), len(saved["final_loss"]["AdamW"]), {"AdamW": [dict(lr=lr) for lr in args.wider], "Muon": []}
+    tuning, best, curves, seconds = {}, {}, {}, {}
     for name, grid in grids.items():
-        tuning[name] = [run(config, policy, data, name, rates, args.tokens, TUNING_SEED) for rates in grid] if len(grid) > 1 else []
-        best = min(tuning[name], key=lambda r: r["loss"])["rates"] if tuning[name] else grid[0]
-        runs[name] = [run(config, policy, data, name, best, args.tokens, TUNING_SEED + 1 + i, 4000 if args.quick else 64_000) for i in range(args.seeds)]
-    target = statistics.mean(r["loss"] for r in runs["AdamW"])
-    reached = {name: [tokens_to(r["curve"], target) for r in rs] for name, rs in runs.items()}
-    seconds_per_token = {name: statistics.median(r["cpu_s"] / r["curve"][-1][0] for r in rs) for name, rs in runs.items()}
+        tried = [(r["rates"], r["loss"]) for r in (run(config, policy, data, name, rates, args.tokens, TUNING_SEED) for rates in grid)] if len(grid) > 1 or saved else []
+        tuning[name] = (saved["tuning"][name] if saved else []) + tried
+        best[name] = min(tuning[name], key=lambda t: t[1])[0] if tuning[name] else grid[0]
+        if saved and best[name] == saved["best"][name]:
+            curves[name], seconds[name] = saved["curves"][name], saved["cpu_seconds_per_million_tokens"][name]
+        else:
+            runs = [run(config, policy, data, name, best[name], args.tokens, TUNING_SEED + 1 + i, 4000 if args.quick else 64_000) for i in range(args.seeds)]
+            curves[name] = [r["curve"] for r in runs]
+            seconds[name] = round(1e6 * statistics.median(r["cpu_s"] / r["curve"][-1][0] for r in runs))
+    target = statistics.mean(c[-1][1] for c in curves["AdamW"])
     result = dict(
-        command="python " + " ".join(["benchmarks/muon.py", *sys.argv[1:]]), machine=machine(), date=date.today().isoformat(), preset=args.preset,
-        best={name: rs[0]["rates"] for name, rs in runs.items()}, final_loss={name: [r["loss"] for r in rs] for name, rs in runs.items()},
-        target=target, tokens_to_loss=reached, cpu_seconds_per_million_tokens={k: round(v * 1e6) for k, v in seconds_per_token.items()},
-        tuning={name: [(r["rates"], r["loss"]) for r in rs] for name, rs in tuning.items()},
-        curves={name: [r["curve"] for r in rs] for name, rs in runs.items()},
+        command=(saved["command"] + " && " if saved else "") + "python " + " ".join(["benchmarks/muon.py", *sys.argv[1:]]), machine=machine(),
+        date=date.today().isoformat(), preset=args.preset, tokens=args.tokens, best=best, final_loss={name: [c[-1][1] for c in cs] for name, cs in curves.items()},
+        target=target, tokens_to_loss={name: [tokens_to(c, target) for c in cs] for name, cs in curves.items()},
+        cpu_seconds_per_million_tokens=seconds, tuning=tuning, curves=curves,
     )  # fmt: skip
     print(json.dumps({k: v for k, v in result.items() if k != "curves"}, indent=2))
     if args.save:
-        path = Path(__file__).parent / "results" / "muon.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
         print(f"written: {path}")

@@ -58,3 +58,11 @@ def test_all_problems_are_reported_together():
     with pytest.raises(UserError) as error:
         config.check()
     assert all(word in str(error.value) for word in ("n_head", "max_steps = 0", "nowhere", "tpu"))
+
+
+@pytest.mark.parametrize("name, value", [("tensorboard", True), ("wandb", "lessons")])
+def test_a_package_that_is_asked_for_and_missing_is_named_before_work_starts(monkeypatch, name, value):
+    config = preset("laptop")
+    setattr(config.run, name, value)
+    monkeypatch.setattr("tinygpt.config.find_spec", lambda package: None)
+    assert [p for p in config.problems() if f"pip install {name}" in p]

@@ -85,13 +85,6 @@ def test_wandb_keeps_the_values_on_the_disk_when_offline(tmp_path, monkeypatch):
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("package, arguments", [("tensorboard", (True, "")), ("wandb", (False, "lessons"))])
-def test_a_package_that_is_asked_for_and_missing_is_one_sentence(tmp_path, monkeypatch, package, arguments):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if package == "tensorboard" else package, None)
-    with pytest.raises(UserError, match=f"pip install {package}"):
-        metric_sinks(tmp_path, *arguments, {})
-
-
 def test_the_report_holds_results_settings_the_last_sample_and_the_commands(tmp_path):
     (tmp_path / "samples.txt").write_text("--- step 5\nearly\n--- step 10\nlate words\nand more\n", encoding="utf-8")
     text = write_report(tmp_path, "A run", {"loss": "3.1"}, {"optim": {"lr": 0.25}}, {"Go on": "python -m x"}).read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -174,6 +175,9 @@ class TrainConfig:
             problems.append(f"data = {d.data} is read from the hub while training: give --loader stream, or prepare it and give the folder")
         if d.tokenizer not in ("bpe", "char", "byte", "gpt2") and not Path(d.tokenizer).is_file():
             problems.append(f"tokenizer = {d.tokenizer} is none of bpe, char, byte, gpt2, nor the path of a saved tokenizer")
+        for package, wanted in (("tensorboard", self.run.tensorboard), ("wandb", self.run.wandb)):
+            if wanted and find_spec(package) is None:
+                problems.append(f"{package} = {wanted}, but it is not installed: pip install {package}")
         if self.system.parallel == "fsdp" and o.optimizer == "muon":
             problems.append("parallel = fsdp does not go with optimizer = muon: FSDP2 shards rows, Muon needs whole matrices; take --parallel zero or ddp")
         if self.system.parallel == "fsdp" and self.system.loss_chunk:
