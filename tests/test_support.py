@@ -1,3 +1,4 @@
+import gc
 import os
 import time
 
@@ -83,3 +84,22 @@ def test_a_stub_is_reported_and_a_wrong_solution_raises(capsys):
         check_exercise(wrong)(check)
     check_exercise(lambda x: x + 1)(check)
     assert "solved" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about the profiler's count on the CPU")
+def test_garbage_of_an_earlier_call_is_not_counted_as_memory_given_back():
+    def leave_garbage():
+        ring = [torch.ones(1_000_000)]
+        ring.append(ring)  # a cycle: only the collector frees it
+
+    def work():
+        gc.collect()
+        torch.ones(500_000).sum()
+
+    peak_bytes(work)
+    gc.disable()
+    try:
+        peak_bytes(leave_garbage)
+        assert peak_bytes(work) == pytest.approx(2_000_000, rel=0.01)
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ __all__ = ['PALETTE', 'UserError', 'atomic_path', 'cache_dir', 'Timing', 'synchr
            'plot_style', 'check_exercise']
 
 # %% ../nbs/00_support.ipynb #imports
+import gc
 import os
 import shutil
 import statistics
@@ -129,6 +130,7 @@ def peak_bytes(
         fn()
         synchronize()
         return torch.cuda.max_memory_allocated() - before
+    gc.collect()  # garbage of an earlier call, collected in this one, would count as memory given back
     prof = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     with _quiet_stderr():
         prof.start()
