@@ -79,11 +79,10 @@ def fresh_process(args, cache: str) -> dict:
 def machine() -> dict:
     import torch
 
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), cpu)
+    from tinygpt.report import cpu_name
+
     return dict(
-        cpu=cpu, cores=os.cpu_count(), isa=torch.backends.cpu.get_cpu_capability(), gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        cpu=cpu_name(), cores=os.cpu_count(), isa=torch.backends.cpu.get_cpu_capability(), gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         python=platform.python_version(), torch=torch.__version__, load=[round(v, 1) for v in os.getloadavg()] if hasattr(os, "getloadavg") else None,
     )  # fmt: skip
 

@@ -7,18 +7,14 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tinygpt.report import cpu_name
+
 
 def save(
     name: str,  # of the file, without .json
     result: dict,
 ) -> Path:
     "Write results/NAME.json."
-
-    def cpu():
-        try:
-            return next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
-        except (OSError, StopIteration):
-            return platform.processor()
 
     def installed(package):
         try:
@@ -28,7 +24,7 @@ def save(
 
     packages = ("torch", "numpy", "tiktoken", "rustbpe", "pyarrow")
     about = dict(
-        machine=f"{cpu()}, {os.cpu_count()} cores, {platform.system()}",
+        machine=f"{cpu_name()}, {os.cpu_count()} cores, {platform.system()}",
         versions={"python": platform.python_version(), **{p: installed(p) for p in packages}},
         command=" ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
         threads=os.environ.get("OMP_NUM_THREADS"),

@@ -24,6 +24,7 @@ from tinygpt.accumulate import accumulate_gradients, clip_gradients
 from tinygpt.adamw import make_adamw, param_groups
 from tinygpt.corpus import load_corpus
 from tinygpt.model import GPT, Attention, GPTConfig, apply_rope
+from tinygpt.report import cpu_name
 from tinygpt.schedule import make_schedule
 from tinygpt.tokenizer import BPETokenizer
 
@@ -124,10 +125,7 @@ def run(config: GPTConfig, masked: bool, seed: int, train, val, eot: int, args) 
 
 
 def machine() -> str:
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), cpu)
-    return f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def main():

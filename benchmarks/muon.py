@@ -27,10 +27,11 @@ from tinygpt.model import GPT
 from tinygpt.muon import make_muon
 from tinygpt.precision import choose_policy
 from tinygpt.presets import preset
+from tinygpt.report import cpu_name
 from tinygpt.schedule import make_schedule
 
 TUNING_SEED = 0  # the compared seeds are others
-ADAMW_RATES = [dict(lr=lr) for lr in (1e-3, 2e-3, 3e-3, 5e-3, 8e-3)]
+ADAMW_RATES = [dict(lr=lr) for lr in (2e-3, 5e-3, 8e-3, 0.012, 0.02)]
 MUON_RATES = [dict(lr=lr, adamw_lr=adamw_lr) for lr in (0.01, 0.02, 0.04) for adamw_lr in (5e-3, 1e-2)]
 
 
@@ -72,11 +73,8 @@ def tokens_to(curve: list, loss: float) -> float | None:
 
 
 def machine() -> str:
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), cpu)
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{gpu}, Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{gpu}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def main():

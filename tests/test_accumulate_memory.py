@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tinygpt.accumulate import accumulate_gradients
-from tinygpt.accumulate_memory import ChunkedLossGPT, _chunk, _features, checkpoint_blocks, chunked_cross_entropy
+from tinygpt.accumulate_memory import ChunkedLossGPT, _chunk, checkpoint_blocks, chunked_cross_entropy
 from tinygpt.measure_memory import activation_bytes
 from tinygpt.model import GPT, GPTConfig, KVCache
 from tinygpt.support import UserError, peak_bytes
@@ -278,7 +278,7 @@ def test_a_gpt_with_chunked_loss_and_checkpoints_trains_the_same(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_wrapper_follows_the_models_own_forward(variant):
     model, (x, y) = make(variant).double(), batch()
-    features = _features(model, x)
+    features = model.features(x)
     logits = features @ (model.lm_head or model.wte).weight[:50].mT
     cap = model.config.logit_softcap
     torch.testing.assert_close(cap * torch.tanh(logits / cap) if cap else logits, model(x)[0])

@@ -124,20 +124,6 @@ def chunked_cross_entropy(
     loss = _ChunkedLoss.apply(x.flatten(0, -2), weight, targets.flatten(), V, float(logit_softcap), chunk, need_grad)
     return loss / (targets != -100).sum().clamp(min=1) if reduction == "mean" else loss
 
-# %% ../nbs/12_accumulate_memory.ipynb #features
-def _features(m, idx):
-    "(B, T, C): the forward of the GPT up to its head."
-    c, T = m.config, idx.shape[1]
-    if T > c.block_size:
-        raise UserError(f"{T} tokens do not fit in block_size = {c.block_size}: give at most {c.block_size}")
-    x = m.wte(idx)
-    if c.position == "learned":
-        x = x + m.wpe(torch.arange(T, device=idx.device))
-    x = F.dropout(x, c.dropout, m.training)
-    for block in m.h:
-        x = block(x, m.rope[:, :T] if c.position == "rope" else None)
-    return m.ln_f(x)
-
 # %% ../nbs/12_accumulate_memory.ipynb #model
 class ChunkedLossGPT(nn.Module):
     "A GPT for training only: called as the GPT is, returns (None, loss), and never holds the logits of more than `chunk` tokens."
@@ -153,4 +139,4 @@ class ChunkedLossGPT(nn.Module):
     def forward(self, idx: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> tuple[None, torch.Tensor]:
         m, c = self.model, self.model.config
         head = (m.lm_head or m.wte).weight
-        return None, chunked_cross_entropy(_features(m, idx), head, targets, c.vocab_size, c.logit_softcap, reduction, self.chunk)
+        return None, chunked_cross_entropy(m.features(idx), head, targets, c.vocab_size, c.logit_softcap, reduction, self.chunk)

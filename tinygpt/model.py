@@ -91,8 +91,7 @@ class GPTConfig:
     @property
     def hidden(self) -> int:
         "Hidden width of the MLP, with the default filled in."
-        default = -(-8 * self.n_embd // (3 * 64)) * 64 if self.mlp == "swiglu" else 4 * self.n_embd
-        return default if self.mlp_hidden is None else self.mlp_hidden
+        return self.mlp_hidden or (-(-8 * self.n_embd // (3 * 64)) * 64 if self.mlp == "swiglu" else 4 * self.n_embd)
 
     def problems(self) -> list[str]:
         "Everything that is wrong with these values, each as a sentence that names field, value and remedy."
@@ -163,9 +162,8 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):  # layer: block number, for the cache
         super().__init__()
         self.config, self.layer = config, layer
-        width = (config.n_head + 2 * config.kv_heads) * config.head_dim
-        self.c_attn = nn.Linear(config.n_embd, width, bias=config.bias)  # queries, keys and values in one matrix product
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        width = (config.n_head + 2 * config.kv_heads) * config.head_dim  # queries, keys and values in one matrix product
+        self.c_attn, self.c_proj = (nn.Linear(config.n_embd, n, bias=config.bias) for n in (width, config.n_embd))
 
     def forward(self, x, rope=None, cache=None):  # x (B, T, C); rope (2, T, head_dim / 2)
         c, (B, T, C) = self.config, x.shape
@@ -259,16 +257,9 @@ class GPT(nn.Module):
             self.rope.copy_(rope_table(self.config.block_size, self.config.head_dim, self.config.rope_theta))
         return self
 
-    def forward(
-        self,
-        idx: torch.Tensor,  # (B, T) int64 token ids
-        targets: torch.Tensor | None = None,  # (B, T) int64: the token that follows each; -100 is not counted
-        cache: KVCache | None = None,  # what came before idx; it is extended by idx
-        reduction: Literal["mean", "sum", "none"] = "mean",  # of the loss, see `token_loss`
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        "Logits (B, T, vocab_size), and the loss where there are targets."
-        c, T = self.config, idx.shape[1]
-        start = cache.length if cache is not None else 0
+    def features(self, idx, cache=None):  # idx and cache as in forward
+        "(B, T, C): all of the model but its head."
+        c, T, start = self.config, idx.shape[1], 0 if cache is None else cache.length
         if start + T > c.block_size:
             raise UserError(f"{start + T} tokens do not fit in block_size = {c.block_size}: give at most {c.block_size - start} more")
         x = self.wte(idx)  # (B, T, C)
@@ -280,7 +271,17 @@ class GPT(nn.Module):
             x = block(x, rope, cache)
         if cache is not None:
             cache.length += T
-        x, head, V = self.ln_f(x), (self.lm_head or self.wte).weight, c.vocab_size
+        return self.ln_f(x)
+
+    def forward(
+        self,
+        idx: torch.Tensor,  # (B, T) int64 token ids
+        targets: torch.Tensor | None = None,  # (B, T) int64: the token that follows each; -100 is not counted
+        cache: KVCache | None = None,  # what came before idx; it is extended by idx
+        reduction: Literal["mean", "sum", "none"] = "mean",  # of the loss, see `token_loss`
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        "Logits (B, T, vocab_size), and the loss where there are targets."
+        c, x, head, V = self.config, self.features(idx, cache), (self.lm_head or self.wte).weight, self.config.vocab_size
         # the padding ends here: on a GPU after the product, whose tiles it fills; on the CPU before (for 65 characters a third faster)
         logits = F.linear(x, head[:V]) if x.device.type == "cpu" else F.linear(x, head)[..., :V]  # (B, T, vocab_size)
         if c.logit_softcap:
@@ -289,9 +290,8 @@ class GPT(nn.Module):
 
     def num_params(self, embeddings: bool = True) -> int:  # False: without embeddings and head, as scaling laws count
         "Number of parameters; the rows of padding are not counted."
-        V, outer = self.config.vocab_size, ("wte.weight", "wpe.weight", "lm_head.weight")
-        named = {n: p[:V] if n in ("wte.weight", "lm_head.weight") else p for n, p in self.named_parameters()}
-        return sum(p.numel() for n, p in named.items() if embeddings or n not in outer)
+        named = {n: p[: self.config.vocab_size] if n in ("wte.weight", "lm_head.weight") else p for n, p in self.named_parameters()}
+        return sum(p.numel() for n, p in named.items() if embeddings or n not in ("wte.weight", "wpe.weight", "lm_head.weight"))
 
     @classmethod
     def from_hf(cls, name_or_folder, **kw) -> "GPT":

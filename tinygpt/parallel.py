@@ -6,7 +6,6 @@
 __all__ = ['on_all', 'on_first', 'any_rank', 'make_optimizer', 'Single', 'DDP', 'Zero', 'FSDP', 'choose_parallel']
 
 # %% ../nbs/19_parallel.ipynb #imports
-import contextlib
 from collections.abc import Callable
 
 import torch
@@ -105,7 +104,7 @@ class Single:
 
     def no_sync(self):
         "A context for the micro-steps but the last: gradients stay where they are."
-        return contextlib.nullcontext()
+        return no_sync(self.module)
 
     def share_of_targets(self, y: torch.Tensor) -> torch.Tensor:
         "What this rank divides its summed losses by: targets of all ranks that count, over the number of ranks. 0-d, on the device of y."
@@ -156,9 +155,6 @@ class DDP(Single):
         settle_buckets(module, row, row)  # a resumed run shall round as an uninterrupted one
         return module
 
-    def no_sync(self):
-        return self.module.no_sync()
-
 
 class Zero(Single):
     "ZeRO-2, ours: every process has all weights, and a part of gradients and optimizer state (chapter 15)."
@@ -188,9 +184,6 @@ class FSDP(Single):
 
     def wrap(self, model):
         return wrap_fsdp(model, self.world)
-
-    def no_sync(self):
-        return no_sync(self.module)
 
     def weights(self):
         return {name: _whole(t) for name, t in self.model.state_dict().items()}

@@ -94,8 +94,8 @@ def train(
         torch.set_num_threads(config.system.threads)
     policy = choose_policy(str(world.device) if world.world_size > 1 else config.system.device, config.system.dtype)
     model = on_all(world, lambda: None if resume else initial_model(config))
-    on_all(world, lambda: open_data(config, progress == "bar") if world.local_rank == 0 else None)  # one process of each machine fills its cache
-    data = on_all(world, lambda: open_data(config))
+    data = on_all(world, lambda: open_data(config, progress == "bar") if world.local_rank == 0 else None)  # it fills its machine's cache
+    data = on_all(world, lambda: open_data(config) if data is None else data)
     check_vocabulary(config, model, data)
     T = config.model.block_size
 
@@ -181,8 +181,8 @@ def train(
     model.train()
     with Watchdog(world, lambda: last_words(config)), contextlib.closing(log), contextlib.closing(bar), contextlib.closing(loader), StopSignal() as caught:
         meter.restart()
-        last = False
-        while step < o.max_steps and not last:
+        last = finished = step >= o.max_steps
+        while not last:
             for group, top in zip(optimizer.param_groups, top_rates):
                 group["lr"] = top * schedule(step)
             x, y = next(loader)
@@ -201,7 +201,8 @@ def train(
             step += 1
             bar.update()
 
-            last = step == o.max_steps or any_rank(world, caught.stop)  # a signal that comes later, during a validation, ends the next step
+            finished = step == o.max_steps
+            last = finished or any_rank(world, caught.stop)  # a signal that comes later, during a validation, ends the next step
             saving = last or e.save_every and step % e.save_every == 0
             if step % e.log_every == 0 or saving:  # reading a number makes a GPU wait, so several are read at once
                 read = meter.read() | ({"loss_scale": scaler.get_scale()} if policy.scaler else {})
@@ -220,7 +221,7 @@ def train(
                     rates = f"lower learning_rate = {o.learning_rate}"
                     raise UserError(f"the loss was not finite for {bad_in_a_row} steps in a row: {rates}; {last_words(config)}")
                 pending = []
-            finished, val_loss = step == o.max_steps, None
+            val_loss = None
             if e.eval_every and (finished or step % e.eval_every == 0 and not last):
                 with meter.pause():
                     val_loss = validate(e.eval_tokens).loss
@@ -230,13 +231,12 @@ def train(
                 with meter.pause():
                     save(val_loss)
         bar.close()
-        finished = step >= o.max_steps
         if progress == "bar":
             log.show = print
         val = validate(e.final_eval_tokens if finished else e.eval_tokens)
         if world.is_main:
             plot_losses(read_metrics(folder), folder / "loss.png", f"{config.run.name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte")
-        go_on = f"python -m tinygpt.train --resume {folder}"
+        go_on, write = f"python -m tinygpt.train --resume {folder}", f'python -m tinygpt.generate {folder} --prompt "{e.prompt}"'
         if not finished:
             log.say(f"stopped after step {step} of {o.max_steps}; go on with: {go_on}")
             return result(finished, val)
@@ -251,11 +251,10 @@ def train(
             facts |= {name: f"{value:.3f} bits per byte" for name, value in bits.items()}
             facts |= {"trained on": f"{step * step_tokens:,} tokens, {step} steps", "speed": f"{describe(read)}; {optimizer_line}; {parallel_line}", "parameters": f"{num_params:,}"}
             facts |= {"seconds": f"{time.time() - began:,.0f}" + " since the resume" * resume}
-            write = f'python -m tinygpt.generate {folder} --prompt "{e.prompt}"'
             commands = {"Train longer": f"{go_on} --max-steps {2 * o.max_steps}", "Evaluate": f"python -m tinygpt.evaluate {folder}", "Write": write}
             write_report(folder, f"The run {config.run.name}", facts, asdict(config), commands)
         log.say(f"in {folder}: report.md, config.json, metrics.jsonl, loss.png, samples.txt, checkpoints")
-        log.say(f'write more with: python -m tinygpt.generate {folder} --prompt "{e.prompt}"')
+        log.say(f"write more with: {write}")
     return result(finished, val)
 
 # %% ../nbs/19_train.ipynb #losses-of
