@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tinygpt.model
-from tinygpt.model import GPT, MLP, Attention, Block, GPTConfig, KVCache, apply_rope, rope_table, token_loss
+from tinygpt.model import GPT, MLP, Attention, Block, GPTConfig, KVCache, apply_rope, make_norm, rope_table, token_loss
 from tinygpt.support import UserError
 
 TINY = dict(vocab_size=100, block_size=24, n_layer=2, n_head=4, n_embd=32)
@@ -24,6 +24,7 @@ CONFIGS = {
     "llama": GPTConfig.llama(**TINY),
     "llama-gqa": GPTConfig.llama(**TINY, n_kv_head=2, tie_weights=True),
     "modern": GPTConfig.modern(**TINY, n_kv_head=1),
+    "modern-ngrams": GPTConfig.modern(**TINY, ngram_rows=37),
 }
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
@@ -433,7 +434,7 @@ def test_a_tied_model_has_one_matrix_and_both_its_uses_teach_it():
 BAD = [
     ("vocab_size", 0), ("block_size", -1), ("n_layer", 0), ("n_layer", 2.0), ("n_layer", "2"), ("n_layer", True), ("n_head", None),
     ("n_embd", 30), ("n_kv_head", 3), ("n_kv_head", 0), ("position", "alibi"), ("norm", None), ("mlp", "ReLU"), ("mlp_hidden", 0), ("bias", "yes"),
-    ("tie_weights", 1), ("qk_norm", None), ("logit_softcap", -1.0), ("logit_softcap", math.nan), ("dropout", 1.0), ("dropout", -0.1),
+    ("tie_weights", 1), ("qk_norm", None), ("ngram_rows", 0), ("logit_softcap", -1.0), ("logit_softcap", math.nan), ("dropout", 1.0), ("dropout", -0.1),
     ("dropout", "0.1"), ("rope_theta", 0.0), ("norm_eps", math.inf), ("norm_eps", None), ("init", "xavier"), ("init", "zero"), ("attn_impl", "flash"),
 ]  # fmt: skip
 
@@ -474,3 +475,29 @@ def test_every_field_is_a_flag_with_its_help(capsys):
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for words in ("Longest context in tokens", "Width of the residual stream", "Which implementation of attention"):
         assert words in shown
+
+
+# ---- what otherwise only another library's weights would show
+
+
+@pytest.mark.parametrize("name", ["llama", "modern"])
+def test_attention_with_rope_knows_distances_and_not_places(name):
+    config = CONFIGS[name]
+    attn = Attention(config, 0).double().eval()
+    with torch.no_grad():
+        for p in attn.parameters():
+            p.copy_(torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(0)) / 2)
+    x = torch.randn(2, 8, config.n_embd, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    table = rope_table(100, config.head_dim).double()
+    near, far = attn(x, table[:, :8]), attn(x, table[:, 50:58])
+    torch.testing.assert_close(near, far, atol=1e-5, rtol=0)
+    stretched = attn(x, table[:, :64:8])  # other distances
+    assert (near - stretched).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
+def test_the_norm_adds_the_eps_of_the_config_under_the_root(kind):
+    norm = make_norm(replace(CONFIGS["llama"], norm=kind, norm_eps=1e-3)).double()
+    x = 0.01 * torch.randn(5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    centred = x - x.mean(-1, keepdim=True) if kind == "layernorm" else x
+    torch.testing.assert_close(norm(x), centred / ((centred * centred).sum(-1, keepdim=True) / 32 + 1e-3) ** 0.5)

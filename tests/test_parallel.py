@@ -28,7 +28,7 @@ from two_hosts import TwoHosts, why_not
 
 SAVING = {"ddp": dict(checkpoint_activations=True, loss_chunk=20), "zero": dict(loss_chunk=20), "fsdp": dict(checkpoint_activations=True)}  # for AdamW
 WAYS = [("ddp", "adamw"), ("zero", "adamw"), ("fsdp", "adamw"), ("ddp", "muon"), ("zero", "muon")]
-DROP = [("ddp", "muon"), ("zero", "adamw"), ("zero", "muon")]
+RESUMED = [("ddp", "muon", "shard"), ("zero", "adamw", "shard"), ("zero", "muon", "random"), ("ddp", "adamw", "random"), ("zero", "muon", "stream"), ("ddp", "adamw", "stream")]
 
 
 def make_config(folder, words, name, optimizer="adamw", parallel="auto", steps=50, dropout=0.0, **data):
@@ -58,10 +58,12 @@ def run_ways(world, folder, words, ways):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    "(a folder for runs, a text file)."
+    "(a folder for runs, a text file); beside the text its lines as documents."
     folder = tmp_path_factory.mktemp("parallel")
     path = folder / "words.txt"
-    path.write_text("".join(f"The {i % 17}th of {i % 12} months is a good day for number {i}. Or is it?\n" for i in range(300)), encoding="utf-8")
+    lines = [f"The {i % 17}th of {i % 12} months is a good day for number {i}. Or is it?\n" for i in range(300)]
+    path.write_text("".join(lines), encoding="utf-8")
+    path.with_suffix(".jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
     return folder, path
 
 
@@ -93,8 +95,10 @@ def test_every_way_of_training_gives_the_losses_of_one_process(place, alone, siz
 def run_and_resume(world, folder, words, ways):
     "For each way: (losses of a whole run, of one that stopped at step 7 and went on; whether the weights are the same bits)."
     found = {}
-    for parallel, optimizer in ways:
-        config = make_config(folder, words, f"whole-{parallel}-{optimizer}-{world.world_size}", optimizer, parallel, 20, dropout=0.2, loader="shard")
+    for parallel, optimizer, loader in ways:
+        name = f"whole-{parallel}-{optimizer}-{loader}-{world.world_size}"
+        source = words.with_suffix(".jsonl") if loader == "stream" else words
+        config = make_config(folder, source, name, optimizer, parallel, 20, dropout=0.2, loader=loader)
         config.eval = replace(config.eval, save_every=7)
         whole = train(config, progress="none")
         config.run.name = "stopped" + config.run.name
@@ -105,13 +109,13 @@ def run_and_resume(world, folder, words, ways):
         on_all(world, lambda: None)
         resumed = train(config, resume=True, progress="none")
         same = all(torch.equal(a, b) for a, b in zip(weights(whole.model).values(), weights(resumed.model).values()))
-        found[parallel, optimizer] = whole.losses[7:], resumed.losses, same
+        found[parallel, optimizer, loader] = whole.losses[7:], resumed.losses, same
     return found
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_resumed_run_on_several_processes_equals_the_uninterrupted_one_bit_for_bit(place, size):
-    for rank in run_processes(run_and_resume, size, *place, DROP, timeout=300):
+    for rank in run_processes(run_and_resume, size, *place, RESUMED, timeout=300):
         for way, (whole, resumed, same) in rank.items():
             assert resumed == whole and same, way
 

@@ -21,7 +21,7 @@ from .tokenizer import pad_vocab
 def param_counts(
     config: GPTConfig,
 ) -> dict[str, int]:
-    "How many parameters of each kind, the rows of padding included: wte, wpe, lm_head, matrices of the blocks, vectors (biases and norms)."
+    "How many parameters of each kind, the rows of padding included: wte, wpe, n-gram tables, lm_head, matrices of the blocks, vectors (biases and norms)."
     c, C, V = config, config.n_embd, pad_vocab(config.vocab_size)
     qkv, ups = (c.n_head + 2 * c.kv_heads) * c.head_dim, 2 if c.mlp == "swiglu" else 1
     biases = c.n_layer * (qkv + ups * c.hidden + 2 * C) if c.bias else 0
@@ -29,6 +29,7 @@ def param_counts(
     return {
         "wte": V * C,
         "wpe": c.block_size * C if c.position == "learned" else 0,
+        "ngrams": 2 * (c.ngram_rows or 0) * C,
         "lm_head": 0 if c.tie_weights else V * C,
         "matrices": c.n_layer * (C * qkv + C * C + (ups + 1) * C * c.hidden),
         "vectors": biases + norms,

@@ -16,6 +16,7 @@ from torch import nn
 
 from .attention import attention
 from .init import Scheme, init_weights
+from .model_ngram import TokenEmbedding
 from .support import UserError
 from .tokenizer import pad_vocab
 
@@ -52,6 +53,8 @@ class GPTConfig:
     """Bring every query and key vector to unit RMS before attention."""
     logit_softcap: float = 0.0
     """Squash the logits into (-cap, cap) with cap tanh(logits / cap). 0: off."""
+    ngram_rows: int | None = None
+    """Rows of two hashed tables whose vectors for the last two and the last three tokens are added to the embedding. None: no tables."""
     dropout: float = 0.0
     """Probability of dropping an activation in training: embeddings, attention weights, block outputs."""
     rope_theta: float = 10000.0
@@ -116,14 +119,12 @@ def _problems(c: GPTConfig):
             yield f"{name} = {value!r} does not work: choose {remedy}"
     rules = [  # the fields that a rule reads, the rule, what to say where it is broken
         ("n_embd n_head", lambda: c.n_embd % c.n_head == 0, f"n_embd = {c.n_embd} does not divide by n_head = {c.n_head}: choose a multiple"),
-        ("n_head n_kv_head", lambda: c.n_head % c.kv_heads == 0,
-         f"n_kv_head = {c.n_kv_head} does not divide n_head = {c.n_head}: choose a divisor of {c.n_head}"),
+        ("n_head n_kv_head", lambda: c.n_head % c.kv_heads == 0, f"n_kv_head = {c.n_kv_head} does not divide n_head = {c.n_head}: choose a divisor"),
         ("n_embd n_head position", lambda: c.position != "rope" or c.n_embd % c.n_head or c.head_dim % 2 == 0,
          f"n_embd = {c.n_embd} over n_head = {c.n_head} is odd, and RoPE turns pairs: choose heads of an even width"),
         ("rope_theta", lambda: c.rope_theta >= 1, f"rope_theta = {c.rope_theta} is below 1: choose 10000 or more"),
         ("dropout", lambda: c.dropout < 1, f"dropout = {c.dropout} drops everything: choose 0 (off) or, say, 0.1"),
-        ("init tie_weights", lambda: not (c.tie_weights and c.init in ("zero", "mup")),
-         f"init = {c.init!r} needs a head of its own: choose tie_weights = False (or init = 'gpt2')"),
+        ("init tie_weights", lambda: not (c.tie_weights and c.init in ("zero", "mup")), f"init = {c.init!r} needs a head of its own: choose tie_weights = False"),
     ]  # fmt: skip
     yield from (sentence for fields, holds, sentence in rules if not bad & {*fields.split()} and not holds())
 
@@ -145,8 +146,8 @@ class KVCache:
     "Keys and values of the tokens seen so far, for each block. No gradient flows through it."
     def __init__(self, config: GPTConfig, batch_size: int, device="cpu", dtype: torch.dtype = torch.float32):  # as the model's
         shape = (config.n_layer, batch_size, config.kv_heads, config.block_size, config.head_dim)
-        self.k = torch.zeros(shape, device=device, dtype=dtype)
-        self.v = torch.zeros_like(self.k)
+        self.k, self.v = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
+        self.last = torch.zeros(batch_size, 2, dtype=torch.int64, device=device)  # token ids, for the n-grams
         self.length = 0  # tokens held; GPT.forward moves it on
 
     def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,14 +241,13 @@ class GPT(nn.Module):
             raise UserError("the model's config does not work: " + "; ".join(problems))
         self.config = config
         padded = pad_vocab(config.vocab_size)  # 50257 -> 50304
-        self.wte = nn.Embedding(padded, config.n_embd)
+        self.wte = TokenEmbedding(padded, config.n_embd, config.ngram_rows)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = make_norm(config)
         # tied: the head is wte's matrix and no parameter of its own, so there is nothing to tie again after moving, saving or sharding
         self.lm_head = None if config.tie_weights else nn.Linear(config.n_embd, padded, bias=False)
-        if config.position == "rope":
-            self.register_buffer("rope", torch.empty(2, config.block_size, config.head_dim // 2), persistent=False)
+        self.register_buffer("rope", torch.empty(2, config.block_size, config.head_dim // 2) if config.position == "rope" else None, persistent=False)
         self.init_weights()
 
     def init_weights(self, generator: torch.Generator | None = None) -> "GPT":
@@ -262,7 +262,7 @@ class GPT(nn.Module):
         c, T, start = self.config, idx.shape[1], 0 if cache is None else cache.length
         if start + T > c.block_size:
             raise UserError(f"{start + T} tokens do not fit in block_size = {c.block_size}: give at most {c.block_size - start} more")
-        x = self.wte(idx)  # (B, T, C)
+        x = self.wte(idx, cache)  # (B, T, C)
         if c.position == "learned":
             x = x + self.wpe(torch.arange(start, start + T, device=idx.device))
         x = F.dropout(x, c.dropout, self.training)
@@ -291,7 +291,7 @@ class GPT(nn.Module):
     def num_params(self, embeddings: bool = True) -> int:  # False: without embeddings and head, as scaling laws count
         "Number of parameters; the rows of padding are not counted."
         named = {n: p[: self.config.vocab_size] if n in ("wte.weight", "lm_head.weight") else p for n, p in self.named_parameters()}
-        return sum(p.numel() for n, p in named.items() if embeddings or n not in ("wte.weight", "wpe.weight", "lm_head.weight"))
+        return sum(p.numel() for n, p in named.items() if embeddings or n.split(".")[0] not in ("wte", "wpe", "lm_head"))
 
     @classmethod
     def from_hf(cls, name_or_folder, **kw) -> "GPT":

@@ -96,7 +96,7 @@ def config_to_hf(config: GPTConfig) -> dict:
     kinds = {"gpt2": {"position": "learned", "norm": "layernorm", "mlp": "gelu"}, "llama": {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"}}
     kind = next((k for k, parts in kinds.items() if all(getattr(c, f) == v for f, v in parts.items())), None)
     problems = [] if kind else [f"position = {c.position!r}, norm = {c.norm!r}, mlp = {c.mlp!r} are neither GPT-2's nor Llama's parts"]
-    problems += [f"{f} = {getattr(c, f)}" for f in ("qk_norm", "logit_softcap") if getattr(c, f)]
+    problems += [f"{f} = {getattr(c, f)}" for f in ("qk_norm", "logit_softcap", "ngram_rows") if getattr(c, f)]
     if kind == "gpt2" and c.kv_heads != c.n_head:
         problems.append(f"GPT-2 with n_kv_head = {c.n_kv_head}")
     if problems:
