@@ -2,9 +2,11 @@
 
     python benchmarks/everyday.py            # prints
     python benchmarks/everyday.py --save     # and writes benchmarks/results/everyday.json
+    python benchmarks/everyday.py --suite    # also the run times of what CI runs: the tests and the chapters, some twenty minutes
 """
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -38,6 +40,7 @@ def spread(values: list[float]) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true")
+    parser.add_argument("--suite", action="store_true")
     args = parser.parse_args()
     ours, alone = seconds("import tinygpt.train", "import torch")
     rows = {
@@ -59,8 +62,19 @@ def main():
             speeds += [json.loads(line).get("tokens_per_second")] if "loss" in json.loads(line) else []
     rows["a run of one step, start to end, tokens cached, s"] = spread(first)
     rows["laptop preset, tokens/s"] = spread(speeds)
+    if args.suite:
+        root = Path(__file__).parent.parent
+        for name, command in {
+            "the tests, two at a time, s": ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"],
+            "the chapters, two at a time, s": ["tools/book.py", "run", "--jobs", "2"],
+        }.items():
+            start = time.perf_counter()
+            done = subprocess.run([sys.executable, *command], cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            rows[name] = spread([time.perf_counter() - start])
+            if done.returncode:
+                sys.exit(f"error: {' '.join(command)} failed: its time says nothing")
     result = dict(
-        command="python benchmarks/everyday.py --save", date=str(date.today()), python=platform.python_version(), torch=torch.__version__,
+        command=" ".join(["python", *sys.argv]), date=str(date.today()), python=platform.python_version(), torch=torch.__version__,
         machine=f"{platform.machine()}, {torch.get_num_threads()} threads, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
         rows=rows,
     )  # fmt: skip

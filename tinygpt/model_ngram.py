@@ -11,14 +11,14 @@ from torch import nn
 
 # %% ../nbs/06_model_ngram.ipynb #ngram-rows
 def ngram_rows(
-    ids: torch.Tensor,  # (B, T) int64 token ids
+    ids: torch.Tensor,  # (B, T) int64 token ids, T at least n - 1
     n: int,  # tokens in a row: 2 for pairs, 3 for triples
     rows: int,  # of the table
 ) -> torch.Tensor:
     "(B, T - n + 1): the table's row for the n tokens that end at each place, by a rolling hash. Different n-grams may meet in one row."
-    value = ids[:, n - 1 :]
-    for back in range(1, n):
-        value = (value * 31_337 + ids[:, n - 1 - back : ids.shape[1] - back]) % (2**31 - 1)  # a prime: every token moves every digit
+    value = 0
+    for back in range(n):  # the factor is about a third of the prime: even a small id wraps around it, and so moves every digit
+        value = (value + ids[:, n - 1 - back : ids.shape[1] - back]) * 742_938_285 % (2**31 - 1)
     return value % rows
 
 # %% ../nbs/06_model_ngram.ipynb #token-embedding

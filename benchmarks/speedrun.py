@@ -1,0 +1,128 @@
+"""nanoGPT's CPU run (Tiny Shakespeare by characters, validation loss 1.88) against `python -m tinygpt.train speedrun`, and the ladder between them.
+
+    python benchmarks/speedrun.py --peer PATH      five seeds of both in turn; PATH is a clone of github.com/karpathy/nanoGPT
+    python benchmarks/speedrun.py --ladder         every rung of chapter 20, three seeds
+
+Each writes its file in benchmarks/results. The time of a run is that of all its commands, from an empty cache: tokenizing, imports, compilation and
+evaluation counted; the text itself lies there. The peer runs as its README says for a CPU, from a copy in which only the seed is changed; its best
+checkpoint is then scored over the whole validation part, in rows of 64 characters, like ours. That scoring is not counted.
+"""
+import argparse
+import importlib.util
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from data_machine import save
+from tinygpt.corpus import load_corpus
+from tinygpt.speedrun import GOAL, LADDER, rung_flags, run_command
+
+SEEDS = [101, 102, 103, 104, 105]  # the settings were chosen on another one
+README = """--device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128
+            --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0""".split()
+
+
+def spread(values) -> dict:
+    return dict(median=round(statistics.median(values), 3), min=round(min(values), 3), max=round(max(values), 3))
+
+
+def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) -> dict:
+    "Prepare the data, train, and score nanoGPT's best checkpoint."
+    shutil.copytree(peer, folder, ignore=shutil.ignore_patterns(".git"))
+    script = folder / "train.py"
+    source = script.read_text()
+    assert source.count("torch.manual_seed(1337 + seed_offset)") == 1, "another nanoGPT than the one this was written for"
+    script.write_text(source.replace("1337 + seed_offset", f"{seed} + seed_offset"))
+    data = folder / "data/shakespeare_char"
+    (data / "input.txt").write_text(text, encoding="utf-8")
+    shorter = [f"--max_iters={iters}", f"--lr_decay_iters={iters}", f"--eval_interval={iters}"] if iters else []
+    used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    wall, cpu = time.perf_counter(), used()
+    subprocess.run([sys.executable, "prepare.py"], cwd=data, check=True, capture_output=True)
+    command = [sys.executable, "train.py", "config/train_shakespeare_char.py", *README, *shorter]
+    out = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    wall, cpu = time.perf_counter() - wall, used() - cpu
+    estimates = [float(line.rpartition(" ")[2]) for line in out.stdout.splitlines() if "val loss" in line]
+
+    spec = importlib.util.spec_from_file_location("peer_model", folder / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    saved = torch.load(folder / "out-shakespeare-char/ckpt.pt", weights_only=True)
+    model = module.GPT(module.GPTConfig(**saved["model_args"])).eval()
+    model.load_state_dict(saved["model"])
+    val = torch.from_numpy(np.fromfile(data / "val.bin", dtype=np.uint16).astype(np.int64))
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, len(val) - 1, 64):
+            x, y = val[start : start + 64][: len(val) - 1 - start], val[start + 1 : start + 65]
+            nats += F.cross_entropy(model(x[None], y[None])[0][0], y, reduction="sum").item()
+    return dict(seed=seed, loss=nats / (len(val) - 1), own_estimate=min(estimates), steps=saved["iter_num"], wall_s=round(wall, 2), cpu_s=round(cpu, 2))
+
+
+def against_peer(args):
+    corpus, runs = load_corpus("shakespeare"), {"nanoGPT": [], "tinygpt": []}
+    text = "".join(corpus.train + corpus.val)
+    for seed in SEEDS[: args.seeds]:
+        with tempfile.TemporaryDirectory() as tmp:
+            tmp = Path(tmp)
+            runs["nanoGPT"].append(run_peer(args.peer, tmp / "peer", seed, text, args.steps))
+            (tmp / "cache").mkdir()
+            (tmp / "cache/tinyshakespeare.txt").write_text(text, encoding="utf-8", newline="")
+            runs["tinygpt"].append(run_command(["speedrun"], tmp / "runs", seed, cache=tmp / "cache"))
+        print(runs["nanoGPT"][-1], runs["tinygpt"][-1], sep="\n", flush=True)
+    ratios = {kind: spread([a[kind] / b[kind] for a, b in zip(*runs.values())]) for kind in ("wall_s", "cpu_s")}
+    result = dict(goal=GOAL, ratios=ratios, loss={name: spread([r["loss"] for r in rs]) for name, rs in runs.items()},
+                  at_goal={name: sum(r["loss"] <= GOAL for r in rs) for name, rs in runs.items()}, runs=runs)  # fmt: skip
+    print({k: v for k, v in result.items() if k != "runs"})
+    if args.steps is None:
+        save("speedrun", result)
+
+
+def climb(args):
+    path = Path(__file__).parent / "results/speedrun_ladder.json"
+    known = {rung["name"]: rung for rung in json.loads(path.read_text())["rungs"]} if args.rung else {}
+    for rung in LADDER:
+        if args.rung and rung.name not in args.rung:
+            continue
+        flags = rung_flags(rung.name)
+        with tempfile.TemporaryDirectory() as tmp:
+            runs = [run_command(flags + (["--max-steps", str(args.steps)] if args.steps else []), Path(tmp), seed) for seed in SEEDS[: args.seeds]]
+        known[rung.name] = dict(name=rung.name, flags=flags, kept=rung.kept, steps=runs[0]["steps"], runs=runs)
+        seconds = statistics.median(run["cpu_s"] for run in runs)
+        print(f"{rung.name:40s} {runs[0]['steps']:5d} steps, loss", *(f"{run['loss']:.3f}" for run in runs), f"{seconds:.1f} s of CPU", flush=True)
+        if args.steps is None:
+            save("speedrun_ladder", dict(goal=GOAL, rungs=[known[r.name] for r in LADDER if r.name in known]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", type=Path, help="a clone of nanoGPT")
+    parser.add_argument("--ladder", action="store_true")
+    parser.add_argument("--rung", nargs="+", help="with --ladder: only these, into the record that is there")
+    parser.add_argument("--seeds", type=int, default=None, help="of SEEDS; five against the peer, three for the ladder")
+    parser.add_argument("--steps", type=int, default=None, help="a trial of the script with so few steps; writes nothing")
+    args = parser.parse_args()
+    if args.peer:
+        args.seeds = args.seeds or 5
+        if not (args.peer / "train.py").exists():
+            sys.exit(f"error: {args.peer} has no train.py: give --peer the folder of a clone of github.com/karpathy/nanoGPT")
+        against_peer(args)
+    if args.ladder:
+        args.seeds = args.seeds or 3
+        climb(args)
+    if not (args.peer or args.ladder):
+        parser.print_help()
+
+
+if __name__ == "__main__":
+    main()

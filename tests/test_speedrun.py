@@ -1,0 +1,83 @@
+"""The ladder: rungs are command lines that work, stand on the kept rungs below them, and the record shown in the chapter is theirs."""
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tinygpt.presets import parse_arguments, preset
+from tinygpt.speedrun import GOAL, LADDER, Rung, ladder_table, plot_ladder, run_command, rung_flags
+from tinygpt.support import UserError
+
+RESULTS = Path(__file__).parent.parent / "benchmarks/results"
+SMALL = (
+    Rung("start", "", 100, ""),
+    Rung("rate", "--learning-rate 4e-3", 80, ""),
+    Rung("wide", "--n-embd 256", 70, "", kept=False),
+    Rung("one layer", "--n-layer 1", 60, ""),
+)
+
+
+def settings(flags):
+    return parse_arguments(flags).train
+
+
+def test_a_rung_stands_on_the_kept_rungs_below_it_and_on_no_other():
+    top = settings(rung_flags("one layer", SMALL))
+    assert (top.model.n_layer, top.model.n_embd, top.optim.learning_rate, top.optim.max_steps) == (1, 128, 4e-3, 60)
+    rejected = settings(rung_flags("wide", SMALL))
+    assert (rejected.model.n_layer, rejected.model.n_embd, rejected.optim.learning_rate, rejected.optim.max_steps) == (4, 256, 4e-3, 70)
+
+
+def test_the_first_rung_is_nanogpts_run_and_the_top_one_is_the_preset():
+    first, top = settings(rung_flags(LADDER[0].name)), settings(rung_flags([r for r in LADDER if r.kept][-1].name))
+    published = preset("shakespeare-char-cpu")
+    assert asdict(first.model) == asdict(published.model)
+    assert replace(first.optim, max_steps=0) == replace(published.optim, max_steps=0)
+    ours = preset("speedrun")
+    assert (top.model, top.optim, top.data) == (ours.model, ours.optim, ours.data)
+
+
+@pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
+def test_every_rung_is_a_command_that_can_run_and_says_why(rung):
+    config = settings(rung_flags(rung.name))
+    config.data.data = "sotu"  # Tiny Shakespeare need not be there
+    assert config.problems() == [] and rung.why.endswith(".")
+    assert config.optim.max_steps == rung.steps
+
+
+def test_the_record_is_that_of_this_ladder():
+    record = json.loads((RESULTS / "speedrun_ladder.json").read_text())
+    assert [r["name"] for r in record["rungs"]] == [r.name for r in LADDER]
+    for rung in record["rungs"]:
+        assert rung["flags"] == rung_flags(rung["name"]), rung["name"]
+        assert all(run["val_tokens"] == 111_540 for run in rung["runs"])
+        if rung["kept"]:
+            assert sum(run["loss"] for run in rung["runs"]) / len(rung["runs"]) <= GOAL, rung["name"]
+
+
+def test_a_run_is_told_as_its_own_files_tell_it(tmp_path, words):
+    flags = ["--data", str(words), "--tokenizer", "byte", "--max-steps", "3", "--n-layer", "1", "--n-embd", "16", "--block-size", "8", "--device", "cpu"]
+    found = run_command(["speedrun", *flags, "--sample-tokens", "0", "--vocab-size", "257", "--ngram-rows", "50"], tmp_path, seed=5)
+    lines = [json.loads(line) for line in (tmp_path / "seed5/metrics.jsonl").read_text().splitlines()]
+    assert found["loss"] == lines[-1]["val_loss"] and (found["steps"], found["seed"], found["tokens"]) == (3, 5, 3 * 12 * 8)
+    assert json.loads((tmp_path / "seed5/config.json").read_text())["run"]["seed"] == 5
+    assert 0 < found["cpu_s"] and 0 < found["wall_s"]
+
+
+def test_mistakes_are_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="'flying' is not a rung: choose one of start, rate"):
+        rung_flags("flying", SMALL)
+    with pytest.raises(UserError, match="failed.*n_head = 5"):
+        run_command(["speedrun", "--n-head", "5"], tmp_path, seed=1)
+
+
+def test_table_and_picture_show_every_rung_and_every_seed():
+    runs = [dict(tokens=76_800, loss=1.871, cpu_s=8.0, wall_s=9.0), dict(loss=1.894, cpu_s=6.0, wall_s=7.0), dict(loss=1.852, cpu_s=7.0, wall_s=8.0)]
+    rungs = [dict(name=r.name, kept=r.kept, steps=r.steps, runs=runs) for r in SMALL]
+    table = ladder_table(rungs)
+    assert all(r.name in table for r in SMALL) and "(wide)" in table and "1.871 1.894 1.852" in table
+    assert "76,800" in table and "7.0" in table  # 100 steps of 768 tokens, the median of the seconds
+    ax = plot_ladder(rungs)
+    assert [round(bar.get_width(), 1) for bar in ax.patches] == [7.0] * 4
+    assert len({bar.get_facecolor() for bar in ax.patches}) == 2  # the rejected one looks different
