@@ -324,3 +324,8 @@ def test_sizes_that_cannot_be_are_refused(model, batch):
     for micro in (2, 7, 9):
         with pytest.raises(UserError, match="does not divide"):
             measure_noise_scale(model, [batch], micro)
+
+
+def test_the_returned_loss_is_a_number_without_a_graph(model, batch):
+    loss = accumulate_gradients(model, *batch, 3)
+    assert not loss.requires_grad and loss.dtype == torch.float32 and loss.dim() == 0

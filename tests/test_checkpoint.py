@@ -420,3 +420,16 @@ def test_the_removed_are_gone_before_they_are_deleted(run, monkeypatch):
     assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000003"] and (run / "checkpoints/.step_000001.removed").exists()
     prune(run, 1)
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_000003"]
+
+
+def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path):
+    states, expected = [], []
+    for rank in range(3):
+        torch.manual_seed(100 + rank)
+        states.append(rng_state())
+        expected.append(torch.rand(3))
+    model, opt = build()
+    save_checkpoint(tmp_path / "c", model, ByteTokenizer(), opt, {"step": 0, "rng": states})
+    for rank in (2, 0, 1):
+        load_training_state(tmp_path / "c", model, opt, rank=rank, world_size=3)
+        assert torch.equal(torch.rand(3), expected[rank])

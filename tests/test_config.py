@@ -66,3 +66,19 @@ def test_a_package_that_is_asked_for_and_missing_is_named_before_work_starts(mon
     setattr(config.run, name, value)
     monkeypatch.setattr("tinygpt.config.find_spec", lambda package: None)
     assert [p for p in config.problems() if f"pip install {name}" in p]
+
+
+@pytest.mark.parametrize("group, name, value", [
+    ("data", "micro_batch_size", 0), ("data", "micro_batch_size", -1), ("optim", "learning_rate", True), ("optim", "betas", (0.9, False)),
+])  # fmt: skip
+def test_no_rows_at_all_and_true_in_place_of_a_number_are_refused(group, name, value):
+    config = preset("laptop")
+    config.system.device = "cpu"
+    setattr(getattr(config, group), name, value)
+    assert [p for p in config.problems() if p.startswith(name)]
+
+
+def test_a_config_made_from_another_leaves_that_one_as_it_was():
+    base = preset("laptop")
+    made = config_from_dict({"optim": {"max_steps": 7}}, base)
+    assert made.optim.max_steps == 7 and base == preset("laptop") and made.data == base.data and made.data is not base.data

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tinygpt.corpus as corpus_module
-from tinygpt.corpus import build_tokenizer, hold_out, load_corpus, shakespeare
+from tinygpt.corpus import Corpus, build_tokenizer, hold_out, load_corpus, shakespeare
 from tinygpt.support import UserError
 
 
@@ -81,3 +81,13 @@ def test_a_tokenizer_is_trained_on_the_training_documents_alone(tmp_path):
     assert build_tokenizer("byte", None).n_vocab == 257
     with pytest.raises(UserError, match="wordpiece"):
         build_tokenizer("wordpiece", corpus)
+
+
+def test_a_fingerprint_sees_where_documents_end_and_on_which_side_they_are():
+    splits = [(["ab", "c"], ["d"]), (["a", "bc"], ["d"]), (["abc"], ["d"]), (["ab"], ["c", "d"]), (["ab", "c", "d"], [])]
+    assert len({Corpus("c", train, val, "").fingerprint() for train, val in splits}) == len(splits)
+
+
+def test_a_tokenizer_learns_nothing_from_a_held_out_text_however_long():
+    corpus = Corpus("c", ["ab " * 50], ["xy" * 5000], "")
+    assert build_tokenizer("bpe", corpus, 259).vocab[256:-1] == [b"ab", b" ab"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinygpt.corpus import Corpus
-from tinygpt.data import RandomLoader, open_token_data, prepare, token_dtype, write_token_data
+from tinygpt.data import RandomLoader, Shards, open_token_data, prepare, read_windows, to_batch, token_dtype, write_token_data
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
 
@@ -211,3 +211,28 @@ def test_batches_arrive_on_the_gpu_unchanged():
     a, b = RandomLoader(TOKENS, 4, 8), RandomLoader(TOKENS, 4, 8, device="cuda")
     for _ in range(5):
         assert torch.equal(next(a)[0], next(b)[0].cpu())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 40), max_size=5), st.slices(40), st.lists(st.integers(-40, 39), max_size=10))
+def test_token_files_one_after_the_other_read_as_one_array(cuts, part, places):
+    whole = np.arange(1000, 1040, dtype=np.uint16)
+    shards = Shards(np.split(whole, sorted(cuts)))
+    assert len(shards) == 40 and shards.dtype == whole.dtype
+    assert shards[part].tolist() == whole[part].tolist()
+    assert shards[np.array(places, dtype=int)].tolist() == whole[np.array(places, dtype=int)].tolist()
+
+
+def test_behind_the_last_token_there_is_padding_that_is_no_id_and_no_target():
+    rows = read_windows(np.arange(10, 20), np.array([0, 7]), 5)
+    assert rows.tolist() == [[10, 11, 12, 13, 14], [17, 18, 19, -100, -100]]
+    x, y = to_batch(rows, torch.device("cpu"))
+    assert x.tolist() == [[10, 11, 12, 13], [17, 18, 19, 0]] and y.tolist() == [[11, 12, 13, 14], [18, 19, -100, -100]]
+
+
+def test_the_last_id_of_the_vocabulary_is_taken_and_the_next_one_refused(folder):
+    np.full(13, 256, dtype="<u2").tofile(folder / "train.bin")
+    assert open_token_data(folder).train.tolist() == [256] * 13
+    np.full(13, 257, dtype="<u2").tofile(folder / "train.bin")
+    with pytest.raises(UserError, match="257"):
+        open_token_data(folder)

@@ -1,3 +1,4 @@
+import gzip
 import io
 
 import pyarrow as pa
@@ -92,3 +93,23 @@ def test_a_report_counts_all_and_keeps_three_places_of_a_kind():
     report.add([("odd", f"row {i}") for i in range(5)])
     report.add([("rare", "row 9")])
     assert report.lines() == ["5 x odd: row 0, row 1, row 2, ...", "1 x rare: row 9"]
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("name, pack", [("d.jsonl", bytes), ("d.jsonl.gz", gzip.compress), ("d.jsonl.zst", zstandard.compress)])
+def test_lines_are_read_from_any_chunk_on_whether_the_last_one_has_an_end_or_not(name, pack, end):
+    file = pack(("\n".join('{"text": "%d"}' % i for i in range(10)) + end).encode())
+    for skip in range(6):
+        chunks = list(read_jsonl(io.BytesIO(file), name, "text", 3, skip))
+        assert [c.index for c in chunks] == list(range(skip, 4)) and [t for c in chunks for t in c.texts] == [str(i) for i in range(3 * skip, 10)]
+
+
+def test_a_report_goes_on_from_its_state_as_if_it_had_not_stopped():
+    whole, first, notes = Report(), Report(), [("empty", f"row {i}") for i in range(5)] + [("no text", "row 9")]
+    whole.add(notes)
+    first.add(notes[:2])
+    rest = Report()
+    rest.load_state_dict(first.state_dict())
+    rest.add(notes[2:])
+    assert rest.lines() == whole.lines() == ["5 x empty: row 0, row 1, row 2, ...", "1 x no text: row 9"]
+    assert first.lines() == ["2 x empty: row 0, row 1"]  # the state is a copy

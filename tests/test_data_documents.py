@@ -1,3 +1,4 @@
+import copy
 import gzip
 import json
 import sys
@@ -303,3 +304,27 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, package, name
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=f"needs the package {package}: pip install"):
         read(find_documents(str(path)))
+
+
+def test_a_document_is_held_out_by_a_hash_that_is_the_same_in_every_process():
+    place = int.from_bytes(bytes.fromhex("d8bb14d833d59559"), "little") / 2**64  # printf abc | b2sum -l 64
+    assert not is_held_out("abc", place - 1e-9) and is_held_out("abc", place + 1e-9)
+
+
+def test_the_fingerprint_changes_with_the_files_their_sizes_and_the_chunks_and_with_nothing_else(tmp_path):
+    write(tmp_path / "d.jsonl", ["one", "two"])
+    before = find_documents(str(tmp_path), "text")
+    assert len(before.fingerprint) == 16 and find_documents(str(tmp_path), "text").fingerprint == before.fingerprint
+    seen = {before.fingerprint, fingerprint_with(before, chunk_rows=before.chunk_rows + 1), fingerprint_with(before, text_key="other")}
+    write(tmp_path / "d.jsonl", ["one", "three"])
+    seen.add(find_documents(str(tmp_path), "text").fingerprint)
+    write(tmp_path / "e.jsonl", ["four"])
+    seen.add(find_documents(str(tmp_path), "text").fingerprint)
+    assert len(seen) == 5
+
+
+def fingerprint_with(documents, **settings):
+    "The fingerprint with other settings."
+    other = copy.copy(documents)
+    vars(other).update(settings)
+    return other.fingerprint

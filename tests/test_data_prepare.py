@@ -15,7 +15,7 @@ import pytest
 import tinygpt.data_prepare as prepare_module
 from tinygpt.data import main, open_token_data, prepare
 from tinygpt.data_documents import find_documents, is_held_out
-from tinygpt.data_prepare import ShardWriter, prepare_shards, verify
+from tinygpt.data_prepare import ShardWriter, prepare_shards, tokenize_chunk, verify
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -257,3 +257,14 @@ def test_the_command_prepares_verifies_and_explains(tmp_path, capsys):
     assert main(["prepare", "sotu", str(tmp_path / "sotu"), "--tokenizer", "byte"]) == 0
     assert open_token_data(tmp_path / "sotu").meta["splits"]["train"]["documents"] == 237
     assert isinstance(open_token_data(out).tokenizer, ByteTokenizer)
+
+
+def test_a_chunk_gives_tokens_documents_and_bytes_of_text_for_each_part(tmp_path):
+    ByteTokenizer().save(tmp_path / "t.json")
+    texts = [f"wörld {i} 😀" for i in range(40)]
+    found = tokenize_chunk(str(tmp_path / "t.json"), texts, 0.3)
+    for part, held_out in (("train", False), ("val", True)):
+        mine = [text for text in texts if is_held_out(text, 0.3) == held_out]
+        tokens, documents, size = found[part]
+        assert documents == len(mine) > 0 and size == len("".join(mine).encode())
+        assert tokens.tolist() == [i for text in mine for i in (256, *text.encode())]

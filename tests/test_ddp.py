@@ -1,6 +1,8 @@
 """1, 2, 3 and 4 processes are started once each and do everything; the tests look at what came back."""
 import copy
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -286,3 +288,42 @@ def test_on_a_gpu_ddp_and_fsdp_have_the_gradients_of_the_plain_model(tmp_path):
         assert max(one_on_cuda(World())) < 1e-6
     finally:
         dist.destroy_process_group()
+
+
+def test_a_bucket_holds_neighbours_of_one_type_up_to_its_size_and_a_larger_tensor_has_one_to_itself():
+    sizes = [10, 10, 5, 5, 30, 1, 24]
+    params = [torch.zeros(n) for n in sizes] + [torch.zeros(2, dtype=torch.float64), torch.zeros(1)]
+    groups = Bucketed.group(SimpleNamespace(bucket_bytes=100), params)
+    assert [[len(p) for p in group] for group in groups] == [[10, 10, 5], [5], [30], [1, 24], [2], [1]]
+    assert [p is q for p, q in zip(params, sum(groups, []), strict=True)] == [True] * len(params)
+
+
+def test_collectives_are_counted_one_by_one_with_their_bytes():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with CountCollectives() as count:
+            for size in (3, 5, 8):
+                dist.all_reduce(torch.zeros(size))
+            dist.broadcast(torch.zeros(2, dtype=torch.float64), 0)
+    finally:
+        dist.destroy_process_group()
+    assert count.calls == {"allreduce": 3, "broadcast": 1} and count.bytes == {"allreduce": 64, "broadcast": 16}
+
+
+def test_no_sync_is_the_models_own_where_it_has_one_and_settling_leaves_nothing_behind():
+    class Wrapped(GPT):
+        inside = False
+
+        @contextmanager
+        def no_sync(self):
+            self.inside = True
+            yield
+            self.inside = False
+
+    model, x = Wrapped(GPTConfig(**CONFIG, dropout=0.2)), torch.zeros(2, 16, dtype=torch.int64)
+    with no_sync(model):
+        assert model.inside
+    assert not model.inside
+    before = torch.get_rng_state()
+    settle_buckets(model, x, x)
+    assert torch.equal(torch.get_rng_state(), before) and all(p.grad is None for p in model.parameters())

@@ -206,3 +206,8 @@ def test_the_check_program_runs_with_nccl():
     n = str(torch.cuda.device_count())
     done = subprocess.run([*TORCHRUN, n, "-m", "tinygpt.ddp_launch", "--device", "cuda"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0 and f"summed over {n} rank(s), the sum is right" in done.stdout, done.stderr
+
+
+def test_of_all_processes_on_all_machines_one_prints_and_writes():
+    two_by_two = [World(rank=rank, local_rank=rank % 2, world_size=4) for rank in range(4)]
+    assert [world.is_main for world in two_by_two] == [True, False, False, False]

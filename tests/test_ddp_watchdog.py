@@ -160,3 +160,12 @@ def test_a_last_word_that_comes_between_the_look_at_the_process_and_the_reading_
 
     monkeypatch.setattr(os, "kill", kill)
     assert h.look() is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere no process is asked")
+def test_a_process_number_means_something_on_its_own_machine_only():
+    h = heart(2)
+    h.who[1][2] = str(2**31 - 2)  # nobody has this number here
+    assert h.look() is None
+    h.who[1][0] = h.machine
+    assert h.look() == f"rank 1 (host1, pid {2**31 - 2}) is gone: its process ended without a word (killed, or out of memory?)"

@@ -222,3 +222,9 @@ def test_a_run_that_is_none_and_a_broken_eval_json_are_named(run, tmp_path, caps
     assert main([str(run), "--data", str(tmp_path / "val.txt"), "--device", "cpu"]) == 2
     assert "eval.json is not a list of results" in capsys.readouterr().err
     assert (run / "eval.json").read_text() == "{broken"
+
+
+def test_the_rows_of_a_short_evaluation_are_spread_evenly_from_the_first_to_the_last():
+    rows = eval_rows(np.zeros(10_001), 10, 500)
+    assert len(rows) == 50 and rows[0] == 0 and rows[-1] == 999 and set(np.diff(rows)) == {20, 21}
+    assert eval_rows(np.zeros(10_001), 10).tolist() == list(range(1000)) and len(eval_rows(np.zeros(10_001), 10, 1)) == 1

@@ -220,3 +220,11 @@ def test_a_whole_text_is_scored_token_for_token(tmp_path):
         logp = model(window[None, :-1])[0][0].double().log_softmax(-1)
         want -= logp[torch.arange(len(window) - 1), window[1:]][-step:].sum().item()
     assert nats == pytest.approx(want, rel=1e-5)
+
+
+def test_what_is_written_after_a_long_prompt_depends_on_its_end_alone():
+    tok = CharTokenizer.train("".join(map(chr, range(32, 127))))
+    model, end = make_model(tok), "the last words of the prompt"  # a context of 24 characters
+    one, other = (write_until(model, tok, begin + end, [], 12) for begin in ("x", "Something else altogether. "))
+    assert one == other and len(set(one)) > 1
+    assert one != write_until(model, tok, end + "?", [], 12)

@@ -1,4 +1,5 @@
 """What happens before the first step: weights to begin with, scores without training; and the presets on small stand-ins for their data."""
+import contextlib
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from tinygpt.checkpoint import checkpoints, save_checkpoint
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.presets import PRESETS, preset
-from tinygpt.run_setup import initial_model, last_words
+from tinygpt.run_setup import check_folder, initial_model, last_words
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import main, train
@@ -143,3 +144,16 @@ def golden_losses(name, config):
     config.model = getattr(GPTConfig, form)(**SMALL)
     config.optim = replace(config.optim, optimizer=optimizer, max_steps=20)
     return [round(loss, 5) for loss in quiet(config).losses]
+
+
+@pytest.mark.parametrize("there, resume, overwrite, words", [
+    ("", False, False, ""), ("", False, True, ""), ("", True, False, "not a run folder"),
+    ("config.json", False, False, "exists"), ("config.json", False, True, ""), ("config.json", True, False, ""),
+    ("thesis.txt", False, False, "exists"), ("thesis.txt", False, True, "not deleted"), ("thesis.txt", True, False, "not a run folder"),
+])  # fmt: skip
+def test_a_folder_is_taken_only_where_it_is_what_was_asked_for(tmp_path, there, resume, overwrite, words):
+    if there:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / there).write_text("{}")
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_folder(tmp_path / "run", resume, overwrite)

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from tinygpt.support import Timing, atomic_path, cache_dir, check_exercise, measure_time, peak_bytes
+from tinygpt.support import PALETTE, Timing, atomic_path, cache_dir, check_exercise, measure_time, peak_bytes, plot_style
 
 
 def test_atomic_path_keeps_the_old_file_when_the_block_raises(tmp_path):
@@ -103,3 +103,11 @@ def test_garbage_of_an_earlier_call_is_not_counted_as_memory_given_back():
         assert peak_bytes(work) == pytest.approx(2_000_000, rel=0.01)
     finally:
         gc.enable()
+
+
+def test_plot_style_sets_the_palette_and_titles_that_state_the_finding():
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context():
+        plot_style()
+        colors = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
+        assert colors == PALETTE and len(set(colors)) == 8 and matplotlib.rcParams["axes.titlelocation"] == "left"

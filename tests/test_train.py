@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -353,3 +353,9 @@ def test_the_command_trains_stops_at_ctrl_c_and_goes_on_with_the_command_it_prin
     assert again.returncode == 0 and f"after step {step}" in again.stdout + again.stderr, again.stderr
     assert json.loads((tmp_path / "runs/cli/config.json").read_text())["optim"]["max_steps"] == step + 20
     assert "python -m tinygpt.generate" in again.stdout
+
+
+def test_the_callers_config_stays_as_it_was(config):
+    config.data.tokenizer, config.optim = "byte", replace(config.optim, max_steps=1, warmup_steps=0)
+    before = asdict(config)
+    assert quiet(config).model.config.vocab_size == 257 != config.model.vocab_size and asdict(config) == before

@@ -659,3 +659,15 @@ def test_fifty_steps_with_nccl_equal_one_process(kind, bits, tolerance):
 @functools.cache
 def cuda_results():
     return run_processes(everything, min(torch.cuda.device_count(), 4), START, "cuda", timeout=240)
+
+
+def test_a_state_dict_brings_its_rates_and_decay_as_torchs_does():
+    settings = dict(lr=0.5, betas=(0.6, 0.7), eps=1e-3, weight_decay=0.3)
+    net, other, third = Net(), Net(), Net()
+    saved = DistAdamW(param_groups(net, 0.3), **settings).state_dict()
+    ours, torchs = DistAdamW(param_groups(other), lr=0.01), torch.optim.AdamW(param_groups(third), lr=0.01)
+    ours.load_state_dict(saved)
+    torchs.load_state_dict(saved)
+    for group, theirs in zip(ours.param_groups, torchs.param_groups, strict=True):
+        assert {k: group[k] for k in settings} == {k: theirs[k] for k in settings}
+    assert ours.param_groups[0]["weight_decay"] == 0.3 and ours.param_groups[0]["lr"] == 0.5
