@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 endif
 PY := $(BIN)/python
 
-.PHONY: help train test check lab export notebooks readme bench hooks clean
+.PHONY: help train test check lab export notebooks readme bench teeth hooks clean
 help:                 ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -51,6 +51,9 @@ hooks: $(VENV)/.installed-dev  ## git and Jupyter hooks that keep notebooks clea
 
 bench: $(VENV)/.installed-dev  ## what this machine does: imports, the default run's speed, the chapters
 	$(PY) benchmarks/everyday.py
+
+teeth: $(VENV)/.installed-dev  ## a hole in every function, and every slip: do the tests see it? (an hour; goes on where it was)
+	OMP_NUM_THREADS=1 $(PY) benchmarks/teeth.py --save
 
 clean:                ## remove what can be made again (not your runs)
 	rm -rf $(VENV) build tinygpt.egg-info .pytest_cache .hypothesis

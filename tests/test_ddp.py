@@ -12,7 +12,7 @@ from torch import nn
 
 from tinygpt.accumulate import accumulate_gradients, clip_gradients
 from tinygpt.ddp import AfterBackward, Bucketed, CountCollectives, Overlapped, no_sync, settle_buckets, wrap_ddp, wrap_fsdp
-from tinygpt.ddp_demo import show_collectives, train_together
+from tinygpt.ddp_demo import show_collectives, train_several, train_together
 from tinygpt.ddp_launch import World, run_processes
 from tinygpt.model import GPT, GPTConfig
 
@@ -327,3 +327,10 @@ def test_no_sync_is_the_models_own_where_it_has_one_and_settling_leaves_nothing_
     before = torch.get_rng_state()
     settle_buckets(model, x, x)
     assert torch.equal(torch.get_rng_state(), before) and all(p.grad is None for p in model.parameters())
+
+
+def test_several_runs_in_the_same_processes_are_the_runs_one_by_one():
+    config, runs = dict(vocab_size=20, block_size=8, n_layer=1, n_head=2, n_embd=8), [dict(how="alone", steps=2), dict(how="alone", steps=3, rows=6)]
+    together = train_several(World(), config, runs)
+    for run, found in zip(runs, together, strict=True):
+        assert found["losses"] == train_together(World(), config=config, **run)["losses"] and len(found["losses"]) == run["steps"]

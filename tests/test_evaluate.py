@@ -15,8 +15,8 @@ from tinygpt.checkpoint import save_checkpoint
 from tinygpt.corpus import Corpus
 from tinygpt.data import write_token_data
 from tinygpt.ddp_launch import run_processes
-from tinygpt.evaluate import (Score, compressor_bits, eval_batch, eval_rows, eval_windows, evaluate, main, ratio_interval, row_documents, score_rows,
-                              t_quantile, text_tokens, total_score)  # fmt: skip
+from tinygpt.evaluate import (Score, compressor_bits, eval_batch, eval_rows, eval_windows, evaluate, evaluate_world, main, ratio_interval, row_documents,
+                              score_rows, t_quantile, text_tokens, total_score)  # fmt: skip
 from tinygpt.evaluate_tasks import continuation_losses
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
@@ -228,3 +228,9 @@ def test_the_rows_of_a_short_evaluation_are_spread_evenly_from_the_first_to_the_
     rows = eval_rows(np.zeros(10_001), 10, 500)
     assert len(rows) == 50 and rows[0] == 0 and rows[-1] == 999 and set(np.diff(rows)) == {20, 21}
     assert eval_rows(np.zeros(10_001), 10).tolist() == list(range(1000)) and len(eval_rows(np.zeros(10_001), 10, 1)) == 1
+
+
+def test_two_processes_score_as_one_does(model, tokens):
+    alone = evaluate(model, tokens, ByteTokenizer().token_bytes(), batch_size=3)
+    for score in run_processes(evaluate_world, 2, model, tokens, ByteTokenizer().token_bytes(), timeout=120):
+        assert score.nats == pytest.approx(alone.nats, rel=1e-6) and (score.tokens, score.bytes) == (alone.tokens, alone.bytes)

@@ -106,6 +106,8 @@ class EvalConfig:
     """Tokens of a sample. 0: no samples."""
     prompt: str = ""
     """What samples begin with."""
+    compressors: bool = True
+    """At the end, say how many bits per byte xz and bzip2 need for the validation text (a second per megabyte, once for a text)."""
     log_every: int = 10
     """Steps between readings of the loss."""
     save_every: int = 500

@@ -14,6 +14,7 @@ import json
 import re
 import textwrap
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import tinygpt
@@ -56,12 +57,12 @@ class Definition:
     last: int
     cell: int  # number of the cell in the notebook, from 0
 
-    @property
+    @cached_property
     def node(self) -> ast.FunctionDef:
         "The parsed function."
         return ast.parse(self.text).body[0]
 
-    @property
+    @cached_property
     def body(self) -> list[ast.stmt]:
         "Its statements without the docstring."
         body = self.node.body
@@ -101,7 +102,8 @@ def is_exercise(definition: Definition) -> bool:
     "Whether it is public, and documented or of two statements or more."
     *owner, name = definition.name.split(".")
     private = any(part.startswith("_") for part in owner) or (name.startswith("_") and not name.endswith("__"))
-    if private or name in GLUE or not definition.body:
+    abstract = all(isinstance(s, ast.Raise) and ast.unparse(s).startswith("raise NotImplementedError") for s in definition.body)
+    if private or name in GLUE or abstract:
         return False
     return len(definition.body) > 1 or ast.get_docstring(definition.node) is not None
 
@@ -158,13 +160,14 @@ def is_hole(definition: Definition) -> bool:
     return all(isinstance(s, ast.Raise) and "hole: " in ast.unparse(s) for s in body)
 
 # %% ../nbs/21_learn_book.ipynb #spoiler
-def telling_lines(source: str) -> list[str]:
+@lru_cache(maxsize=10_000)  # each cell is compared with many functions
+def telling_lines(source: str) -> tuple[str, ...]:
     "The lines of a piece of Python as the parser would write them, without the short ones that are everywhere."
     try:
         source = ast.unparse(ast.parse(source))
     except SyntaxError:
         pass  # a cell with a magic in it
-    return [line.strip() for line in source.splitlines() if len(line.strip()) >= 16]
+    return tuple(line.strip() for line in source.splitlines() if len(line.strip()) >= 16)
 
 
 def gives_away(
@@ -228,7 +231,7 @@ def make_notebook(
 
 # %% ../nbs/21_learn_book.ipynb #hints
 class _Skeleton(ast.NodeTransformer):
-    "Keeps the shape of a function: what is assigned, looped over and returned, not how it is computed."
+    "Keeps the shape of a function: what is assigned, called and returned, not how it is computed."
 
     def visit_Assign(self, node):
         return ast.copy_location(ast.Assign(node.targets, ast.Constant(...), lineno=node.lineno), node)
@@ -239,9 +242,18 @@ class _Skeleton(ast.NodeTransformer):
     def visit_Return(self, node):
         return ast.Return(ast.Constant(...)) if node.value is not None else node
 
-    def visit_Expr(self, node):
-        if isinstance(node.value, ast.Call):
-            node.value.args, node.value.keywords = [ast.Constant(...)], []
+    def visit_If(self, node):
+        node.test = ast.Constant(...)
+        return self.generic_visit(node)
+
+    visit_While = visit_If
+
+    def visit_For(self, node):
+        node.iter = ast.Constant(...)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node):
+        node.args, node.keywords = [ast.Constant(...)], []
         return node
 
 

@@ -133,7 +133,8 @@ def lay_over(
     "The module's text with the learner's functions in place of the package's."
     here, tree, lines = {d.name: d for d in functions_in(source)}, ast.parse(source), source.splitlines()
     spans = {n.name: (first_line(n), n.end_lineno) for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    top = max([n.end_lineno for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))], default=1)
+    first = [n for n in tree.body if (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)) or (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
+    top = max([n.end_lineno for n in first], default=0)
     edits = [(top + 1, top, "\n".join(["from tinygpt_ran import RAN as _ran", *work.imports]))]  # (first line, last line, what comes there)
     for name, d in {**work.changed, **{n: work.written[n] for n in names}}.items():
         text = _noting(d, f"{work.module}:{name}") if name in names else d.text

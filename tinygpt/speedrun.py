@@ -35,25 +35,22 @@ class Rung:
 
 
 LADDER = (
-    Rung("nanoGPT's settings", "", 2450, "AdamW at 1e-3 with a cosine. The 2000 steps of the original end near 1.91 over the whole part; this is the length that ends below 1.88."),
+    Rung("nanoGPT's settings", "", 2450,
+         "AdamW at 1e-3 with a cosine. The original's 2000 steps end near 1.91 over the whole part; this is the length that ends below 1.88."),
     Rung("four times the rate", "--learning-rate 4e-3", 1500, "The published rate is a careful one; small models stand more (chapter 11)."),
     Rung("straight down to 0", "--schedule trapezoid --cooldown 1.0 --final-lr 0 --warmup-steps 20", 1400,
          "A rate that stops at a tenth of the top leaves noise in the weights."),
     Rung("Muon", "--optimizer muon --muon-lr 0.02 --learning-rate 0.012 --warmup-steps 1", 480,
          "Every direction of a matrix moves, not only the loud ones (chapter 14)."),
-    Rung("Muon at 0.05", "--muon-lr 0.05", 480, "Too much for these matrices.", kept=False),
-    Rung("ReLU² too early", "--mlp relu2", 480, "Squares of what GPT-2's initialisation sends through: it learned more slowly.", kept=False),
-    Rung("RoPE", "--position rope", 370, "Distances need not be learned from 64 vectors, one for each place."),
-    Rung("RMSNorm and QK-norm", "--norm rmsnorm --qk-norm", 290, "Scores keep a size that a high rate does not upset."),
-    Rung("ReLU²", "--mlp relu2", 290, "By itself no gain here; the next rung needs it."),
+    Rung("RoPE", "--position rope", 345, "Distances need not be learned from 64 vectors, one for each place."),
+    Rung("RMSNorm and QK-norm", "--norm rmsnorm --qk-norm", 310, "Scores keep a size that a high rate does not upset."),
+    Rung("ReLU²", "--mlp relu2", 310, "By itself no gain here; the next rung needs it."),
     Rung("start at zero, own head, soft cap", "--init zero --no-tie-weights --logit-softcap 15", 275,
          "The model begins as an even guess, and reading and writing have matrices of their own."),
     Rung("the same with GELU", "--mlp gelu --init zero --no-tie-weights --logit-softcap 15", 275, "What the ReLU² below is there for.", kept=False),
-    Rung("rows of 128, six of them", "--block-size 128 --batch-size 6", 275, "More context, but fewer different texts in a batch.", kept=False),
-    Rung("half the batch", "--batch-size 6", 420, "Fewer tokens a step, and too many more steps.", kept=False),
-    Rung("n-gram tables", "--ngram-rows 16384", 125, "What two or three characters say together is looked up and not worked out by the layers (chapter 06)."),
-    Rung("one layer", "--n-layer 1", 150, "Beside the tables, three of the four layers add less than they cost in so short a run."),
-    Rung("torch.compile", "--compile on", 150, "Compiling takes longer than the whole run.", kept=False),
+    Rung("n-gram tables", "--ngram-rows 4096", 130, "What two or three characters say together is looked up and not worked out by the layers (chapter 06)."),
+    Rung("one layer", "--n-layer 1", 160, "Beside the tables, three of the four layers add less than they cost in so short a run."),
+    Rung("torch.compile", "--compile on", 160, "Compiling takes longer than the whole run.", kept=False),
 )
 
 # %% ../nbs/20_speedrun.ipynb #rung-flags

@@ -242,7 +242,7 @@ def train(
             return result(finished, val)
         if e.sample_tokens:
             log.say(f"a sample:\n{sample()}")
-        bits = compare_with_compressors(data) if world.is_main else {}
+        bits = compare_with_compressors(data) if world.is_main and e.compressors else {}
         for name, value in sorted(bits.items(), key=lambda item: -item[1]):
             log.say(f"{value:7.3f} bits per byte  {name}")
         log.say(f"{val.bits_per_byte:7.3f} bits per byte  this model, after {step * step_tokens:,} tokens")
