@@ -44,7 +44,7 @@ def forked(folder: Path, tests: list[str], stop: bool = True, seconds: float = 1
         os.setsid()
         os.chdir(folder)
         os.environ.update(environment(folder) | {"TINYGPT_SECONDS": str(seconds)})
-        for name in [n for n in sys.modules if n.split(".")[0] in ("tinygpt", "tinygpt_ran")]:
+        for name in [n for n in sys.modules if n.split(".")[0] in ("tinygpt", "tinygpt_ran", "conftest") or n.startswith("test_")]:
             del sys.modules[name]
         sys.path[:] = [str(folder)] + [p for p in sys.path if Path(p or ".").resolve() not in (ROOT, ROOT / "benchmarks")]
         log = os.open(folder / "pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -9,6 +9,7 @@ __all__ = ['OWN', 'GLUE', 'INTRO', 'find_project', 'read_notebook', 'Definition'
 
 # %% ../nbs/21_learn_book.ipynb #imports
 import ast
+import copy
 import hashlib
 import json
 import re
@@ -261,7 +262,7 @@ def hints_for(definition: Definition) -> list[str]:
     "Three hints for an exercise, the weakest first."
     first, last = body_span(definition)
     calls, lines = calls_in(definition), definition.text.splitlines()[first - 1 : last]
-    skeleton = "\n".join(ast.unparse(ast.fix_missing_locations(_Skeleton().visit(s))) for s in definition.body)
+    skeleton = "\n".join(ast.unparse(ast.fix_missing_locations(_Skeleton().visit(copy.deepcopy(s)))) for s in definition.body)
     half = textwrap.dedent("\n".join(lines[: max(1, len(lines) // 2)]))
     return [
         f"The package's {definition.name} has {len(lines)} line{'s' * (len(lines) > 1)}" + (f" and calls, in this order: {', '.join(calls)}." if calls else " and calls nothing."),
