@@ -82,3 +82,11 @@ def test_a_config_made_from_another_leaves_that_one_as_it_was():
     base = preset("laptop")
     made = config_from_dict({"optim": {"max_steps": 7}}, base)
     assert made.optim.max_steps == 7 and base == preset("laptop") and made.data == base.data and made.data is not base.data
+
+
+def test_the_runs_folder_is_its_name_in_the_place_for_runs(monkeypatch, tmp_path):
+    config = preset("laptop")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    config.run.out, config.run.name = "~/models", "mine"
+    assert config.folder == tmp_path / "models" / "mine"
