@@ -1,7 +1,8 @@
-"""Writes a benchmark's result beside the scripts, with the machine, the versions, the command and the date."""
+"""What the benchmarks share: a result written beside the scripts with the machine, the versions, the command and the date; median and spread of several runs."""
 import json
 import os
 import platform
+import statistics
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -36,3 +37,9 @@ def save(
     path.write_text(json.dumps({**about, **result}, indent=2) + "\n")
     print(f"written: {path}")
     return path
+
+
+def spread(values) -> dict:
+    "Median, smallest and largest, to three digits."
+    values = list(values)
+    return dict(median=round(statistics.median(values), 3), min=round(min(values), 3), max=round(max(values), 3))

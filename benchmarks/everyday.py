@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from datetime import date
 from pathlib import Path
 
 import torch
+
+from data_machine import spread
 
 RUNS = 5
 
@@ -31,10 +32,6 @@ def seconds(code_a: str, code_b: str) -> tuple[list[float], list[float]]:
             if i:  # the first round warms the disk's cache
                 times[which].append(time.perf_counter() - start)
     return times
-
-
-def spread(values: list[float]) -> dict:
-    return dict(median=round(statistics.median(values), 3), min=round(min(values), 3), max=round(max(values), 3))
 
 
 def main():

@@ -10,30 +10,23 @@ checkpoint is then scored over the whole validation part, in rows of 64 characte
 import argparse
 import importlib.util
 import json
-import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data_machine import save
+from data_machine import save, spread
 from tinygpt.corpus import load_corpus
-from tinygpt.speedrun import GOAL, LADDER, rung_flags, run_command
+from tinygpt.speedrun import GOAL, LADDER, rung_flags, run_command, timed_process
 
 SEEDS, LADDER_SEEDS = [201, 202, 203, 204, 205], [101, 102, 103, 104, 105]  # the settings were chosen on others
 README = """--device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128
             --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0""".split()
-
-
-def spread(values) -> dict:
-    return dict(median=round(statistics.median(values), 3), min=round(min(values), 3), max=round(max(values), 3))
 
 
 def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) -> dict:
@@ -46,12 +39,12 @@ def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) 
     data = folder / "data/shakespeare_char"
     (data / "input.txt").write_text(text, encoding="utf-8")
     shorter = [f"--max_iters={iters}", f"--lr_decay_iters={iters}", f"--eval_interval={iters}"] if iters else []
-    used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-    wall, cpu = time.perf_counter(), used()
-    subprocess.run([sys.executable, "prepare.py"], cwd=data, check=True, capture_output=True)
     command = [sys.executable, "train.py", "config/train_shakespeare_char.py", *README, *shorter]
-    out = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-    wall, cpu = time.perf_counter() - wall, used() - cpu
+    prepared, *preparing = timed_process([sys.executable, "prepare.py"], cwd=data)
+    prepared.check_returncode()
+    out, *training = timed_process(command, cwd=folder)
+    out.check_returncode()
+    wall, cpu = map(sum, zip(preparing, training))
     estimates = [float(line.rpartition(" ")[2]) for line in out.stdout.splitlines() if "val loss" in line]
 
     spec = importlib.util.spec_from_file_location("peer_model", folder / "model.py")

@@ -17,7 +17,7 @@ import torch
 import tinygpt.train as train_module
 from tinygpt.checkpoint import checkpoints
 from tinygpt.ddp_launch import World, run_processes
-from tinygpt.model import GPT, GPTConfig
+from tinygpt.model import GPTConfig
 from tinygpt.parallel import Single, any_rank, choose_parallel, on_all, on_first
 from tinygpt.precision import Policy
 from tinygpt.presets import preset

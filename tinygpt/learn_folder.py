@@ -11,7 +11,7 @@ import json
 import shutil
 from pathlib import Path
 
-from .learn_book import Definition, exercises_of, find_chapters, find_project, hints_for, make_notebook, read_notebook, was_worked_on
+from .learn_book import exercises_of, find_chapters, find_project, hints_for, make_notebook, read_notebook, was_worked_on
 from .support import UserError, atomic_path
 
 # %% ../nbs/21_learn_folder.ipynb #progress
