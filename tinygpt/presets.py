@@ -48,7 +48,7 @@ def speedrun() -> TrainConfig:
         data=DataConfig(data="shakespeare", tokenizer="char", batch_size=12),
         model=GPTConfig.modern(vocab_size=66, block_size=64, n_layer=1, n_head=4, n_embd=128, ngram_rows=4096),
         optim=OptimConfig(
-            optimizer="muon", muon_lr=0.02, learning_rate=1.2e-2, betas=(0.9, 0.99), schedule="trapezoid", cooldown=1.0, final_lr=0.0, max_steps=160,
+            optimizer="muon", muon_lr=0.02, learning_rate=1.2e-2, betas=(0.9, 0.99), schedule="trapezoid", cooldown=1.0, final_lr=0.0, max_steps=180,
             warmup_steps=1,
         ),
         eval=EvalConfig(eval_every=0, save_every=0, sample_tokens=0, compressors=False),
