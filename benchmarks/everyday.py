@@ -7,17 +7,13 @@
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 
-import torch
-
-from data_machine import spread
+from data_machine import save, spread
 
 RUNS = 5
 
@@ -47,16 +43,18 @@ def main():
     }
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--out", folder, "--eval-every", "0", "--save-every", "0", "--sample-tokens", "0", "--final-eval-tokens", "1000", "--warmup-steps", "0"]
-        first, speeds = [], []
+        first, cold, speeds = [], [], []
         for i in range(RUNS):
-            start = time.perf_counter()
-            command = [sys.executable, "-m", "tinygpt.train", "--max-steps", "1", "--name", f"first{i}", *flags]
-            subprocess.run(command, check=True, capture_output=True)
-            first.append(time.perf_counter() - start)
+            for times, cache in ((cold, {"TINYGPT_CACHE": f"{folder}/cache{i}"}), (first, {})):
+                start = time.perf_counter()
+                command = [sys.executable, "-m", "tinygpt.train", "--max-steps", "1", "--name", f"first{i}", "--overwrite", *flags]
+                subprocess.run(command, check=True, capture_output=True, env=os.environ | cache)
+                times.append(time.perf_counter() - start)
         command = [sys.executable, "-m", "tinygpt.train", "--max-steps", "40", "--name", "speed", "--log-every", "5", *flags]
         subprocess.run(command, check=True, capture_output=True)
         for line in (Path(folder) / "speed/metrics.jsonl").read_text().splitlines()[10:]:
             speeds += [json.loads(line).get("tokens_per_second")] if "loss" in json.loads(line) else []
+    rows["a run of one step, start to end, empty cache, s"] = spread(cold)
     rows["a run of one step, start to end, tokens cached, s"] = spread(first)
     rows["laptop preset, tokens/s"] = spread(speeds)
     if args.suite:
@@ -70,17 +68,10 @@ def main():
             rows[name] = spread([time.perf_counter() - start])
             if done.returncode:
                 sys.exit(f"error: {' '.join(command)} failed: its time says nothing")
-    result = dict(
-        command=" ".join(["python", *sys.argv]), date=str(date.today()), python=platform.python_version(), torch=torch.__version__,
-        machine=f"{platform.machine()}, {torch.get_num_threads()} threads, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
-        rows=rows,
-    )  # fmt: skip
     for name, row in rows.items():
         print(f"{name:52s} {row['median']:10.3f}  ({row['min']} to {row['max']})")
     if args.save:
-        path = Path(__file__).parent / "results/everyday.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        save("everyday", dict(rows=rows))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """nanoGPT's CPU run (Tiny Shakespeare by characters, validation loss 1.88) against `python -m tinygpt.train speedrun`, and the ladder between them.
 
     python benchmarks/speedrun.py --peer PATH      five seeds of both in turn; PATH is a clone of github.com/karpathy/nanoGPT
-    python benchmarks/speedrun.py --ladder         every rung of chapter 20, three seeds
+    python benchmarks/speedrun.py --ladder         every rung of chapter 20, five seeds
 
 Each writes its file in benchmarks/results. The time of a run is that of all its commands, from an empty cache: tokenizing, imports, compilation and
 evaluation counted; the text itself lies there. The peer runs as its README says for a CPU, from a copy in which only the seed is changed; its best
@@ -94,7 +94,8 @@ def climb(args):
         seconds = statistics.median(run["cpu_s"] for run in runs)
         print(f"{rung.name:40s} {runs[0]['steps']:5d} steps, loss", *(f"{run['loss']:.3f}" for run in runs), f"{seconds:.1f} s of CPU", flush=True)
         if args.steps is None:
-            save("speedrun_ladder", dict(goal=GOAL, rungs=[known[r.name] for r in LADDER if r.name in known]))
+            command = "OMP_NUM_THREADS=1 python benchmarks/speedrun.py --ladder"
+            save("speedrun_ladder", dict(command=command, goal=GOAL, rungs=[known[r.name] for r in LADDER if r.name in known]))
 
 
 def main():
@@ -102,16 +103,14 @@ def main():
     parser.add_argument("--peer", type=Path, help="a clone of nanoGPT")
     parser.add_argument("--ladder", action="store_true")
     parser.add_argument("--rung", nargs="+", help="with --ladder: only these, into the record that is there")
-    parser.add_argument("--seeds", type=int, default=None, help="how many; five against the peer, three for the ladder")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=None, help="a trial of the script with so few steps; writes nothing")
     args = parser.parse_args()
     if args.peer:
-        args.seeds = args.seeds or 5
         if not (args.peer / "train.py").exists():
             sys.exit(f"error: {args.peer} has no train.py: give --peer the folder of a clone of github.com/karpathy/nanoGPT")
         against_peer(args)
     if args.ladder:
-        args.seeds = args.seeds or 3
         climb(args)
     if not (args.peer or args.ladder):
         parser.print_help()
