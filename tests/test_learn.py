@@ -133,3 +133,21 @@ def test_a_sample_of_the_tests_has_teeth(tmp_path):
         assert test
         chapter.lay({name: chapter.work.written[name]})
         assert teeth.is_red(teeth.forked(tmp_path, [f"tests/{test}"])) is None
+
+
+def test_under_torchrun_every_process_trains_with_the_learners_functions_and_the_first_one_speaks(learner, tmp_path):
+    corpus = tmp_path / "lines.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"Line {i} of a very small corpus."}) + "\n" for i in range(400)))
+    flags = f"--data {corpus} --tokenizer byte --loader stream --packing bos --out {tmp_path} --max-steps 2 --warmup-steps 1 --batch-size 4 --block-size 32 --n-layer 1 --n-head 2"
+    flags += " --n-embd 32 --eval-every 0 --sample-tokens 0 --compile off --threads 1 --device cpu --no-compressors"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tinygpt.learn", "--folder", str(learner.folder), "train"]
+    done = subprocess.run([*command, *flags.split()], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "on 2 processes" in done.stdout
+    assert done.stdout.count("yours: data_pack.Lane.wants") == done.stdout.count("yours that ran: data_pack.Lane.wants") == 1
+
+
+def test_under_torchrun_a_mistake_is_told_once(tmp_path, capsys, monkeypatch):
+    for rank, told in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["--folder", str(tmp_path), "train"]) == 2 and capsys.readouterr().err.count("no function of yours passes yet") == told

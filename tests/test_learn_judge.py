@@ -130,6 +130,12 @@ def test_functions_that_fail_only_together_are_told_so(project):
     assert result["add"].why.startswith("only together with your other functions: units: ")
 
 
+def test_a_function_that_passes_only_with_the_help_of_a_wrong_one_fails(project):
+    result, told = verdicts(project, add="return a + b + 1", total="result = 0\n    for item in items:\n        result = add(result, item)\n    return result - len(items)")
+    assert states(result) == dict(add="fails", total="fails", scale="passes", elsewhere="passes", unused="hole")
+    assert "6" in result["total"].why and any("test_the_total_of_three with your 3 functions" in line for line in told)
+
+
 def test_an_endless_loop_is_named_and_the_others_are_still_judged(project):
     result, _ = verdicts(project, seconds=2.0, total="while True: pass", scale="return 11 * x")
     assert states(result) == dict(add="passes", total="fails", scale="fails", elsewhere="passes", unused="hole")

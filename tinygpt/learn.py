@@ -9,6 +9,7 @@ __all__ = ['Result', 'check', 'check_here', 'collect', 'train', 'main']
 import argparse
 import html
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from .learn_judge import Verdict, copy_project, environment, judge
 from .learn_overlay import Work, lay_over, read_work
 from .support import UserError
 
-# %% ../nbs/21_learn.ipynb #check
+# %% ../nbs/21_learn.ipynb #result
 @dataclass
 class Result:
     "The verdicts on a chapter, as a table in a notebook and as text elsewhere."
@@ -48,7 +49,7 @@ class Result:
         )
         return f"<p>{html.escape(' '.join(self.notes))}</p><table>{rows}</table><p>{html.escape(str(self).splitlines()[-1])}</p>"
 
-
+# %% ../nbs/21_learn.ipynb #check
 def check(
     chapter: str,  # a notebook's name: "10_adamw"
     names: list[str] | None = None,  # None: all of its exercises
@@ -96,7 +97,7 @@ def check_here(
     result.notes.append("Checked: of each function what this kernel ran last; of what it has not run, the file as it was saved.")
     return result
 
-# %% ../nbs/21_learn.ipynb #train
+# %% ../nbs/21_learn.ipynb #collect
 def collect(root: Path, folder: Path) -> tuple[dict[str, tuple[Work, list[str]]], list[str]]:
     "(chapter -> its work and the functions to use, functions that are not used and why)."
     progress, use, left_out = Progress(folder), {}, []
@@ -112,21 +113,29 @@ def collect(root: Path, folder: Path) -> tuple[dict[str, tuple[Work, list[str]]]
             use[path.stem] = (work, good)
     return use, left_out
 
+# %% ../nbs/21_learn.ipynb #train
+def _speaks() -> bool:
+    "Whether this is the process that prints: the only one, or the first of torchrun's."
+    return os.environ.get("RANK", "0") == "0"
+
 
 def train(
     args: list[str],  # flags of python -m tinygpt.train
     folder: Path | None = None,
     quiet: bool = False,  # show nothing of what the trainer writes
 ) -> tuple[int, list[str]]:
-    "(exit status, the learner's functions that ran) of the training script with the learner's functions that pass."
-    root = find_project()
+    """(exit status, the learner's functions that ran) of the training script with the learner's functions that pass.
+
+    Under torchrun each process lays over a copy of its own, and the first one speaks.
+    """
+    root, say = find_project(), print if _speaks() else lambda *words, **how: None
     use, left_out = collect(root, folder or root / "learn")
     if not use:
         raise UserError("no function of yours passes yet, so there is nothing to train with: begin with python -m tinygpt.learn start 10, then check 10")
     names = {f"{work.module}:{n}" for work, good in use.values() for n in good}
-    print("yours:", ", ".join(sorted(n.replace(":", ".") for n in names)), flush=True)
+    say("yours:", ", ".join(sorted(n.replace(":", ".") for n in names)), flush=True)
     if left_out:
-        print("the package's instead of yours:", ", ".join(left_out), flush=True)
+        say("the package's instead of yours:", ", ".join(left_out), flush=True)
     with tempfile.TemporaryDirectory() as tmp:
         project = Path(tmp).resolve()
         copy_project(root, project)
@@ -143,12 +152,12 @@ def train(
             except KeyboardInterrupt:
                 pass  # the trainer has it too, and stops in order
         ran = {n for path in (project / "ran").glob("*.json") for n in json.loads(path.read_text())} & names
-    print("yours that ran:", ", ".join(sorted(n.replace(":", ".") for n in ran)) or "none")
+    say("yours that ran:", ", ".join(sorted(n.replace(":", ".") for n in ran)) or "none")
     if names - ran:
-        print("yours that this run did not need:", ", ".join(sorted(n.replace(":", ".") for n in names - ran)))
+        say("yours that this run did not need:", ", ".join(sorted(n.replace(":", ".") for n in names - ran)))
     return process.returncode, sorted(ran)
 
-# %% ../nbs/21_learn.ipynb #command
+# %% ../nbs/21_learn.ipynb #parser
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(message)
@@ -181,7 +190,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         raise UserError(f"{args.command} does not know {' '.join(args.rest)}: see python -m tinygpt.learn {args.command} --help")
     return args
 
-
+# %% ../nbs/21_learn.ipynb #command
 def _run(args: argparse.Namespace) -> int:
     root, folder = find_project(), args.folder
     if args.command == "list":
@@ -211,7 +220,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(_arguments(argv))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if _speaks():  # a mistake is met by all of torchrun's processes
+            print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

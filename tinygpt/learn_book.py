@@ -69,7 +69,7 @@ class Definition:
         body = self.node.body
         return body[1:] if ast.get_docstring(self.node) is not None else body
 
-
+# %% ../nbs/21_learn_book.ipynb #functions-in
 def first_line(node: ast.AST) -> int:
     "The line where a statement begins, its decorators included."
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
@@ -88,7 +88,7 @@ def functions_in(
                 found.append(Definition(prefix + child.name, textwrap.dedent("\n".join(lines[first - 1 : last])), first, last, cell))
     return found
 
-
+# %% ../nbs/21_learn_book.ipynb #exported
 def is_exported(cell: dict) -> bool:
     "Whether a cell goes into the package."
     return cell["cell_type"] == "code" and bool(re.search(r"^#\| *export[si]?\b", cell["source"], re.M))
@@ -98,7 +98,7 @@ def exports_in(nb: dict) -> list[Definition]:
     "All functions and methods in a notebook's exported cells."
     return [d for i, cell in enumerate(nb["cells"]) if is_exported(cell) for d in functions_in(cell["source"], i)]
 
-
+# %% ../nbs/21_learn_book.ipynb #exercise
 def is_exercise(definition: Definition) -> bool:
     "Whether it is public, and documented or of two statements or more."
     *owner, name = definition.name.split(".")
@@ -180,7 +180,7 @@ def gives_away(
     there = len(set(wanted) & set(telling_lines(source)))
     return there >= 2 and 2 * there >= len(wanted) or there == len(wanted) == 1
 
-# %% ../nbs/21_learn_book.ipynb #notebook
+# %% ../nbs/21_learn_book.ipynb #intro
 INTRO = """**Learn mode: this is your copy of the chapter.** The functions that it exports have holes. Fill them in (helpers and imports of your own belong in cells that begin with `#| export`),
 run the cells around them, and ask the last cell how you did. Cells that would give a solution away are folded; the outputs below the cells are the chapter's own, until you run them.
 
@@ -196,7 +196,7 @@ def was_worked_on(nb: dict) -> bool:
     "Whether a learner's notebook differs from what `make_notebook` wrote."
     return nb.get("metadata", {}).get("tinygpt", {}).get("fingerprint") != fingerprint(nb)
 
-
+# %% ../nbs/21_learn_book.ipynb #notebook
 def _with_holes(source: str, index: int, wanted) -> str:
     lines = source.splitlines()
     for d in reversed(functions_in(source, index)):
@@ -230,7 +230,7 @@ def make_notebook(
     nb["metadata"] = nb.get("metadata", {}) | {"tinygpt": dict(chapter=chapter, holes=[d.name for d in holes], fingerprint=fingerprint(nb))}
     return nb
 
-# %% ../nbs/21_learn_book.ipynb #hints
+# %% ../nbs/21_learn_book.ipynb #skeleton
 class _Skeleton(ast.NodeTransformer):
     "Keeps the shape of a function: what is assigned, called and returned, not how it is computed."
 
@@ -257,7 +257,7 @@ class _Skeleton(ast.NodeTransformer):
         node.args, node.keywords = [ast.Constant(...)], []
         return node
 
-
+# %% ../nbs/21_learn_book.ipynb #hints
 def hints_for(definition: Definition) -> list[str]:
     "Three hints for an exercise, the weakest first."
     first, last = body_span(definition)

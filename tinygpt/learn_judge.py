@@ -21,7 +21,7 @@ from .learn_book import exercises_of, functions_in
 from .learn_overlay import Work, lay_over
 from .support import UserError
 
-# %% ../nbs/21_learn_judge.ipynb #project
+# %% ../nbs/21_learn_judge.ipynb #probe
 RAN = '''"""Which of the laid-over functions ran in this process; written at its end."""
 import atexit
 import json
@@ -115,7 +115,7 @@ def pytest_collectreport(report):
         write(test=report.nodeid, outcome="failed", seconds=0, ran=[], fixtures=[], error=" ".join(lines)[-2000:] or str(report.longrepr)[-500:], frames=[])
 '''
 
-
+# %% ../nbs/21_learn_judge.ipynb #project
 def copy_project(root: Path, folder: Path) -> None:
     "Copy package and tests of the checkout `root` into `folder`, link what they read, and put the probe beside them."
     for item in root.iterdir():
@@ -184,7 +184,7 @@ def end_group(process: subprocess.Popen) -> None:
         process.kill()
     process.wait()
 
-# %% ../nbs/21_learn_judge.ipynb #judge
+# %% ../nbs/21_learn_judge.ipynb #verdict
 @dataclass
 class Verdict:
     "How one exercise did."
@@ -205,7 +205,7 @@ def _said(result: dict) -> str:
     error = re.sub(r"\s+", " ", re.sub(r"<built-in method (\w+) of [^>]*>", r"\1", error)).removeprefix("AssertionError: ").replace(" Use -v to get more diff", "")
     return f"{test.replace('_', ' ')}: {error[:400]}"
 
-
+# %% ../nbs/21_learn_judge.ipynb #trial
 class _Trial:
     "A copy of the project in which learner's functions are tried."
 
@@ -241,7 +241,7 @@ class _Trial:
                 fails[name] = _said(bad[0])
         return fails or {n: f"only together with your other functions: {_said(failed[0])}" for n in self.took_part(failed[0], names)}
 
-
+# %% ../nbs/21_learn_judge.ipynb #judge
 def judge(
     root: Path,  # the checkout; nothing in it is changed
     work: Work,
@@ -263,8 +263,14 @@ def judge(
                 left.remove(guilty)  # the tests after that one have not run yet
                 continue
             ran = {key.split(":")[1] for r in results for key in (*r["ran"], *r["fixtures"])}
-            fails |= trial.blame(left, tests, failed) if failed else {}
-            good = (set(left) & ran) - set(fails)
+            while failed:
+                fails |= trial.blame(left, tests, failed)
+                # a test that passed with the help of a wrong function says nothing yet: run it without
+                tests = [r["test"] for r in results if r["outcome"] == "passed" and {True, False} <= {n in fails for n in trial.took_part(r, left)}]
+                left = [n for n in left if n not in fails]
+                results = trial.run(left, tests) if tests else []
+                failed = [r for r in results if r["outcome"] == "failed"]
+            good = set(left) & ran
             break
     known = {n: Verdict(n, "fails", why) for n, why in fails.items()} | {n: Verdict(n, "passes") for n in good}
     known |= {n: Verdict(n, "hole") for n in work.holes} | {n: Verdict(n, "given") for n in work.given}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from .learn_book import Definition, exports_in, first_line, functions_in, is_exercise, is_exported, is_hole
 
-# %% ../nbs/21_learn_overlay.ipynb #read
+# %% ../nbs/21_learn_overlay.ipynb #work
 @dataclass
 class Work:
     "What a learner's notebook holds."
@@ -32,7 +32,7 @@ class Work:
         "The module that the chapter exports."
         return self.chapter[3:]
 
-
+# %% ../nbs/21_learn_overlay.ipynb #sort
 def _arguments(definition: Definition) -> str:
     a = definition.node.args
     names = [*(x.arg for x in a.posonlyargs + a.args), *([f"*{a.vararg.arg}"] if a.vararg else ["*"] if a.kwonlyargs else [])]
@@ -74,7 +74,7 @@ def _sort_definition(work: Work, d: Definition, original: Definition | None, giv
     else:
         work.written[d.name] = d
 
-
+# %% ../nbs/21_learn_overlay.ipynb #read
 def read_work(
     nb: dict,  # the learner's notebook
     chapter: dict,  # the chapter itself, as a notebook
@@ -112,7 +112,7 @@ def read_work(
             work.problems[exercise.name] = _problem(exercise.name, broken)
     return work
 
-# %% ../nbs/21_learn_overlay.ipynb #lay
+# %% ../nbs/21_learn_overlay.ipynb #note
 def _noting(definition: Definition, key: str) -> str:
     "The definition's text with a first statement that notes under `key` that it ran."
     lines, begin = definition.text.splitlines(), definition.node.body[-len(definition.body)]
@@ -124,7 +124,7 @@ def _noting(definition: Definition, key: str) -> str:
         lines.insert(row, re.match(r"\s*", lines[row])[0] + note)
     return "\n".join(lines)
 
-
+# %% ../nbs/21_learn_overlay.ipynb #lay
 def lay_over(
     source: str,  # text of the package's module
     work: Work,
