@@ -117,6 +117,13 @@ def test_the_module_runs_as_a_command():
     assert done.returncode == 0 and "your solution trains the GPT" in done.stdout
 
 
+def test_the_readme_tells_the_record_as_it_is():
+    chapters = json.loads((ROOT / "benchmarks/results/teeth.json").read_text())["chapters"].values()
+    red, slips = ([test for r in chapters for test in r.get(part, {}).values()] for part in ("red", "slips"))
+    assert f"each of the {sum(map(bool, red))} holes turn a test red, and {sum(map(bool, slips))} of {len(slips)} wrong solutions caught" in (ROOT / "README.md").read_text()
+    assert all(red)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="benchmarks/teeth.py forks")
 def test_a_sample_of_the_tests_has_teeth(tmp_path):
     "Holes turn a chapter's tests red, the solution of the same notebook turns them green; `make teeth` does it for every function."

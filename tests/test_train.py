@@ -16,12 +16,13 @@ import tinygpt.parallel as parallel_module
 import tinygpt.run_setup as run_setup_module
 import tinygpt.train as train_module
 from tinygpt.checkpoint import checkpoints, load_model
+from tinygpt.ddp_launch import run_processes
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.presets import preset
 from tinygpt.report import read_metrics
 from tinygpt.support import UserError
 from tinygpt.run_setup import check_folder, compare_with_compressors, initial_model
-from tinygpt.train import StopSignal, main, train
+from tinygpt.train import StopSignal, losses_of, main, train
 
 TINY = dict(vocab_size=280, block_size=16, n_layer=2, n_head=2, n_embd=32, dropout=0.1)
 
@@ -54,6 +55,11 @@ def test_a_run_learns_and_leaves_everything_behind(config):
     assert [line["step"] for line in lines if "val_loss" in line] == [*range(5, 150, 5), 150, 150]  # at the end on few tokens, as before, and on all
     model, tokenizer, folder = load_model(result.run)
     assert folder.name == "step_000150" and all(torch.equal(a, b) for a, b in zip(model.parameters(), result.model.parameters()))
+
+
+def test_a_new_process_gives_back_the_losses_that_stand_in_its_runs_metrics(config):
+    [losses] = run_processes(losses_of, 1, config)
+    assert losses == [line["loss"] for line in read_metrics(config.folder) if "loss" in line] and len(losses) == 20
 
 
 @pytest.mark.parametrize("model", [GPTConfig.gpt2(**TINY), GPTConfig.llama(**TINY, n_kv_head=1), GPTConfig.modern(**TINY)], ids=["gpt2", "llama", "modern"])
