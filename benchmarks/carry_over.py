@@ -1,12 +1,13 @@
-"""Do the rungs of chapter 20 carry over? The laptop preset (State of the Union addresses, BPE of 4096 tokens) in several forms, at equal time.
+"""Do the rungs of chapter 20 carry over? The State of the Union addresses in tokens of a BPE of 4096, models 192 wide, in several forms, at equal time.
 
-    python benchmarks/carry_over.py                    # a run half as long as the preset's; writes results/carry_over.json
-    python benchmarks/carry_over.py --steps 640        # as long as the preset's
+    OMP_NUM_THREADS=1 python benchmarks/carry_over.py             # three and a half minutes a form; writes results/carry_over.json
+    OMP_NUM_THREADS=1 python benchmarks/carry_over.py --longer    # the last of them in runs of six minutes, into the same file
 
-A training step of every form is timed first, in turn, on one thread; then each form gets as many steps as the preset's own form makes in that time.
-Bits per byte are those of the held-out addresses, all of them.
+A training step of every form is timed first, in turn, on one thread; then each form gets as many steps as fit in the time of 320 steps of the modern
+form. The longer runs have their lengths written down. Bits per byte are those of the held-out addresses, all of them.
 """
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from data_machine import save, spread
+from data_machine import save
 from tinygpt.accumulate import clip_gradients
 from tinygpt.model import GPT
 from tinygpt.parallel import make_optimizer
@@ -26,11 +27,17 @@ GPT2 = "--position learned --norm layernorm --mlp gelu --init gpt2 --tie-weights
 FORMS = {  # each is a change to the one that its comment names
     "GPT-2's form, AdamW": f"{GPT2} --optimizer adamw --learning-rate 4e-3",  # the third rung of the ladder
     "Muon": GPT2,  # to the first
-    "the laptop preset": "",  # to the second: RoPE, RMSNorm, QK-norm, ReLU², start at zero, own head, soft cap
-    "n-gram tables": "--ngram-rows 32768",  # to the preset
-    "three layers of six": "--n-layer 3 --ngram-rows 32768",  # to the one above
+    "modern form": "",  # to the second: RoPE, RMSNorm, QK-norm, ReLU², start at zero, own head, soft cap
+    "n-gram tables": "--ngram-rows 32768",
+    "three layers of six": "--n-layer 3 --ngram-rows 32768",
 }
-FIXED = "laptop --threads 1 --compile off --eval-every 0 --save-every 0 --sample-tokens 0 --no-compressors".split()
+LONGER = {
+    "three layers, tables": "--n-layer 3 --ngram-rows 32768 --max-steps 1000",
+    "two layers, tables": "--n-layer 2 --ngram-rows 32768 --max-steps 1250",
+    "two layers": "--n-layer 2 --max-steps 1400",
+    "one layer, tables": "--n-layer 1 --ngram-rows 32768 --max-steps 1700",
+}
+FIXED = "laptop --n-layer 6 --ngram-rows None --threads 1 --compile off --eval-every 0 --save-every 0 --sample-tokens 0 --no-compressors".split()
 
 
 def step_seconds(rounds: int) -> dict[str, float]:
@@ -57,21 +64,28 @@ def step_seconds(rounds: int) -> dict[str, float]:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=320, help="of the laptop preset; the other forms get as many as take the same time")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--steps", type=int, default=320, help="of the modern form; the other forms get as many as take the same time")
+    parser.add_argument("--longer", action="store_true")
     parser.add_argument("--rounds", type=int, default=30, help="of timing a step")
     args = parser.parse_args()
+    if args.longer:
+        known = json.loads((Path(__file__).parent / "results/carry_over.json").read_text())
+        known["longer"] = [dict(name=name, flags=flags, run=trained(flags.split())) for name, flags in LONGER.items()]
+        return save("carry_over", known)
     seconds = step_seconds(args.rounds)
-    forms = [dict(name=name, flags=flags, step_ms=round(1e3 * seconds[name], 1), steps=round(args.steps * seconds["the laptop preset"] / seconds[name]), runs=[])
+    forms = [dict(name=name, flags=flags, step_ms=round(1e3 * seconds[name], 1), steps=round(args.steps * seconds["modern form"] / seconds[name]))
              for name, flags in FORMS.items()]  # fmt: skip
-    for seed in args.seeds:
-        for form in forms:
-            with tempfile.TemporaryDirectory() as tmp:
-                run = run_command([*FIXED, *form["flags"].split(), "--max-steps", str(form["steps"])], Path(tmp), seed)
-                run["bits_per_byte"] = [line for line in read_metrics(Path(tmp) / f"seed{seed}") if "val_bits_per_byte" in line][-1]["val_bits_per_byte"]
-            form["runs"].append(run)
-            print(f"{form['name']:28s} {form['step_ms']:6.1f} ms, {form['steps']} steps, {run['cpu_s']:.0f} s of CPU, bits per byte", *(f"{r['bits_per_byte']:.4f}" for r in form["runs"]), flush=True)
-        save("carry_over", dict(forms=[f | dict(bits_per_byte=spread(r["bits_per_byte"] for r in f["runs"])) for f in forms]))
+    for form in forms:
+        form["run"] = trained(form["flags"].split() + ["--max-steps", str(form["steps"])])
+        print(form, flush=True)
+        save("carry_over", dict(forms=forms, longer=[]))
+
+
+def trained(flags: list[str]) -> dict:
+    "What `run_command` says of a run, and bits per byte at its end."
+    with tempfile.TemporaryDirectory() as tmp:
+        run = run_command([*FIXED, *flags], Path(tmp), seed=1)
+        return run | dict(bits_per_byte=[line for line in read_metrics(Path(tmp) / "seed1") if "val_bits_per_byte" in line][-1]["val_bits_per_byte"])
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ def laptop() -> TrainConfig:
     return TrainConfig(
         run=RunConfig(name="laptop"),
         data=DataConfig(data="sotu", tokenizer="bpe", loader="shard", batch_size=8),
-        model=GPTConfig.modern(vocab_size=4096, block_size=128, n_layer=6, n_head=6, n_embd=192),
+        model=GPTConfig.modern(vocab_size=4096, block_size=128, n_layer=2, n_head=6, n_embd=192, ngram_rows=32768),
         optim=OptimConfig(
-            optimizer="muon", muon_lr=0.025, learning_rate=1.2e-2, schedule="trapezoid", cooldown=0.6, final_lr=0.02, max_steps=640, warmup_steps=20
+            optimizer="muon", muon_lr=0.025, learning_rate=1.2e-2, schedule="trapezoid", cooldown=0.6, final_lr=0.02, max_steps=1200, warmup_steps=20
         ),
-        eval=EvalConfig(eval_every=160, eval_tokens=16_000, save_every=320, prompt="My fellow Americans"),
+        eval=EvalConfig(eval_every=200, eval_tokens=16_000, save_every=600, prompt="My fellow Americans"),
     )
 
 
