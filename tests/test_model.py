@@ -15,6 +15,7 @@ from torch import nn
 
 import tinygpt.model
 from tinygpt.model import GPT, MLP, Attention, Block, GPTConfig, KVCache, apply_rope, make_norm, rope_table, token_loss
+from tinygpt.model_hf import export_hf
 from tinygpt.support import UserError
 
 TINY = dict(vocab_size=100, block_size=24, n_layer=2, n_head=4, n_embd=32)
@@ -89,6 +90,13 @@ def test_the_module_stays_within_three_hundred_lines():
     if "from tinygpt_ran import" in source:
         pytest.skip("learn mode adds a line to each function")
     assert len(source.splitlines()) <= 300
+
+
+def test_from_hf_reads_what_was_exported_and_its_keywords_change_the_config(tmp_path):
+    model = GPT(replace(CONFIGS["llama-gqa"], block_size=16)).eval()
+    again = GPT.from_hf(str(export_hf(model, tmp_path / "out")), dropout=0.25).eval()
+    idx = torch.randint(100, (2, 16))
+    assert again.config.dropout == 0.25 and torch.equal(again(idx)[0], model(idx)[0])
 
 
 def test_importing_the_model_imports_neither_transformers_nor_matplotlib():
