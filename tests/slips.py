@@ -18,6 +18,13 @@ class Slip:
 
 
 SLIPS = [
+    # 00
+    Slip("support", "measure_time", "for _ in range(warmup):\n        fn()", "pass", "the first calls are counted too"),
+    Slip("support", "measure_time", "statistics.median(seconds), min", "statistics.mean(seconds), min", "the mean, which one slow run moves"),
+    Slip("support", "peak_bytes", "peak = max(peak, now)", "peak = now", "what is held at the end, not at the highest point"),
+    Slip("support", "peak_bytes", "now += event.nbytes()", "now += max(0, event.nbytes())", "memory is never given back"),
+    Slip("support", "atomic_path", "os.replace(inner, path)", "shutil.copy(inner, path)", "a copy, which a crash can cut short"),
+    Slip("support", "check_exercise", "raise AssertionError(f\"{solution.__name__}: {error or 'the check failed, see the line above'}\") from error", "print(error)", "a wrong solution is only printed"),
     # 01
     Slip("floats", "FloatFormat.bias", "(self.exponent_bits - 1) - 1", "(self.exponent_bits - 1)", "bias one too large"),
     Slip("floats", "FloatFormat.max_code", '"nan": top - 1', '"nan": top - 2**self.mantissa_bits', "e4m3 loses its top exponent, as an IEEE format would"),
@@ -465,4 +472,11 @@ SLIPS = [
     Slip("train", "train", "top * schedule(step)", "top * schedule(step + 1)", "the rate of the next step"),
     Slip("train", "train", "loader.load_state_dict(state[\"loader\"])", "None", "a resumed run sees its first data again (nanoGPT #467)"),
     Slip("train", "train", "pending = []", "pending = pending", "every step is logged again and again"),
+    # 20
+    Slip("speedrun", "rung_flags", "if rung.kept", "if True", "rejected ideas are taken along"),
+    Slip("speedrun", "rung_flags", "ladder[:at]", "ladder[: at - 1]", "the rung below is forgotten"),
+    Slip("speedrun", "run_command", "if \"val_loss\" in line][-1]", "if \"val_loss\" in line][0]", "the first validation instead of the last"),
+    Slip("speedrun", "run_command", '* config["data"]["batch_size"]', "", "rows for tokens"),
+    Slip("speedrun", "ladder_table", "statistics.median(", "max(", "the slowest seed's seconds"),
+    Slip("speedrun", "plot_ladder", 'if rung["kept"] else "0.75"', 'if True else "0.75"', "what was rejected looks like what was kept"),
 ]

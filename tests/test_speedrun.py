@@ -57,7 +57,7 @@ def test_the_record_is_that_of_this_ladder():
 
 
 def test_a_run_is_told_as_its_own_files_tell_it(tmp_path, words):
-    flags = ["--data", str(words), "--tokenizer", "byte", "--max-steps", "3", "--n-layer", "1", "--n-embd", "16", "--block-size", "8", "--device", "cpu"]
+    flags = ["--data", str(words), "--tokenizer", "byte", "--max-steps", "3", "--n-layer", "1", "--n-embd", "16", "--block-size", "8", "--device", "cpu", "--eval-every", "1"]
     found = run_command(["speedrun", *flags, "--sample-tokens", "0", "--vocab-size", "257", "--ngram-rows", "50"], tmp_path, seed=5)
     lines = [json.loads(line) for line in (tmp_path / "seed5/metrics.jsonl").read_text().splitlines()]
     assert found["loss"] == lines[-1]["val_loss"] and (found["steps"], found["seed"], found["tokens"]) == (3, 5, 3 * 12 * 8)

@@ -45,6 +45,12 @@ def test_measure_time_counts_only_the_repeats_and_orders_its_figures():
     assert len(calls) == 7 and 0.002 <= timing.min <= timing.median <= timing.max
 
 
+def test_the_figure_to_quote_is_the_median_which_one_slow_run_does_not_move(monkeypatch):
+    clock = iter([0, 2, 10, 13, 20, 90])  # runs of 2, 3 and 70 seconds
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert measure_time(lambda: None, repeats=3) == Timing(median=3, min=2, max=70)
+
+
 @pytest.mark.parametrize("seconds, text", [(2.0, "2 s"), (0.0125, "12.5 ms"), (3e-6, "3 µs")])
 def test_a_timing_prints_in_a_unit_that_reads_well(seconds, text):
     assert str(Timing(seconds, seconds, seconds)).startswith(text)
