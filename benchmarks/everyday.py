@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from data_machine import save, spread
+from tinygpt.speedrun import timed_process
 
 RUNS = 5
 
@@ -23,10 +24,10 @@ def seconds(code_a: str, code_b: str) -> tuple[list[float], list[float]]:
     times = ([], [])
     for i in range(RUNS + 1):
         for which, code in enumerate((code_a, code_b)):
-            start = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+            done, wall, _ = timed_process([sys.executable, "-c", code])
+            done.check_returncode()
             if i:  # the first round warms the disk's cache
-                times[which].append(time.perf_counter() - start)
+                times[which].append(wall)
     return times
 
 
@@ -46,10 +47,10 @@ def main():
         first, cold, speeds = [], [], []
         for i in range(RUNS):
             for times, cache in ((cold, {"TINYGPT_CACHE": f"{folder}/cache{i}"}), (first, {})):
-                start = time.perf_counter()
                 command = [sys.executable, "-m", "tinygpt.train", "--max-steps", "1", "--name", f"first{i}", "--overwrite", *flags]
-                subprocess.run(command, check=True, capture_output=True, env=os.environ | cache)
-                times.append(time.perf_counter() - start)
+                done, wall, _ = timed_process(command, env=os.environ | cache)
+                done.check_returncode()
+                times.append(wall)
         command = [sys.executable, "-m", "tinygpt.train", "--max-steps", "40", "--name", "speed", "--log-every", "5", *flags]
         subprocess.run(command, check=True, capture_output=True)
         for line in (Path(folder) / "speed/metrics.jsonl").read_text().splitlines()[10:]:

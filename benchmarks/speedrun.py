@@ -111,7 +111,7 @@ def run_long(args):
         lines = read_metrics(Path(tmp) / "seed1")
     train = [line["loss"] for line in lines if "loss" in line]
     curve = [dict(step=line["step"], val_loss=line["val_loss"], train_loss=statistics.mean(train[: line["step"]][-50:])) for line in lines if "val_loss" in line]
-    print({k: v for k, v in run.items()}, *curve, sep="\n")
+    print(run, *curve, sep="\n")
     if args.steps is None:
         save("speedrun_long", dict(goal=1.4697, flags=LONG, run=run, curve=curve))
 

@@ -87,7 +87,7 @@ def run_command(
     seed: int,
     cache: Path | None = None,  # the cache folder; None: the usual one
 ) -> dict:
-    "Train in a process of its own: loss over the validation part, steps, tokens, wall-clock and CPU seconds of the whole command. UserError if it fails."
+    "Train in a process of its own: loss and bits per byte over the validation part, steps, tokens, wall-clock and CPU seconds of the whole command. UserError if it fails."
     command = [sys.executable, "-m", "tinygpt.train", *argv, "--seed", str(seed), "--out", str(folder), "--name", f"seed{seed}", "--overwrite"]
     done, wall, cpu = timed_process(command, env=os.environ | ({"TINYGPT_CACHE": str(cache)} if cache else {}))
     if done.returncode:
@@ -96,7 +96,8 @@ def run_command(
     val = [line for line in read_metrics(run) if "val_loss" in line][-1]
     config = json.loads((run / "config.json").read_text())
     tokens = val["step"] * config["data"]["batch_size"] * config["model"]["block_size"]
-    return dict(seed=seed, loss=val["val_loss"], val_tokens=val["val_tokens"], steps=val["step"], tokens=tokens, wall_s=round(wall, 2), cpu_s=round(cpu, 2))
+    score = dict(loss=val["val_loss"], bits_per_byte=val["val_bits_per_byte"], val_tokens=val["val_tokens"])
+    return dict(seed=seed, **score, steps=val["step"], tokens=tokens, wall_s=round(wall, 2), cpu_s=round(cpu, 2))
 
 # %% ../nbs/20_speedrun.ipynb #table
 def ladder_table(
