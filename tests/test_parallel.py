@@ -33,7 +33,8 @@ RESUMED = [("ddp", "muon", "shard"), ("zero", "adamw", "shard"), ("zero", "muon"
 
 def make_config(folder, words, name, optimizer="adamw", parallel="auto", steps=50, dropout=0.0, **data):
     config = preset("laptop")
-    config.run.out, config.run.name, config.system.device, config.system.parallel = str(folder), name, "cpu", parallel
+    config.run.out, config.run.name = str(folder), name
+    config.system = replace(config.system, device="cpu", parallel=parallel, dtype="float32")  # the same on every CPU
     if optimizer == "adamw":
         config.system = replace(config.system, **SAVING.get(parallel, {}))
     config.data = replace(config.data, data=str(words), tokenizer="byte", batch_size=12, micro_batch_size=2, **data)
@@ -90,6 +91,18 @@ def test_every_way_of_training_gives_the_losses_of_one_process(place, alone, siz
         for other in ranks[1:]:
             assert other[parallel, optimizer][:2] == (losses, val)
             assert all(torch.equal(other[parallel, optimizer][2][n], model[n]) for n in model)
+
+
+def run_in_bfloat16(world, folder, words):
+    config = make_config(folder, words, f"bf16-{world.world_size}", "muon", "zero" if world.world_size > 1 else "auto", steps=25)
+    config.system.dtype = "bfloat16"
+    return train(config, progress="none").losses
+
+
+def test_in_bfloat16_too_several_processes_give_the_losses_of_one(place, alone):
+    (one, _), short = run_processes(run_in_bfloat16, 2, *place, timeout=300), run_in_bfloat16(World(), *place)
+    assert short != alone["muon"][0][:25], "it was another format"
+    assert one == pytest.approx(short, abs=5e-3)  # its rounding: 2**-9 of each number in a product
 
 
 def run_and_resume(world, folder, words, ways):

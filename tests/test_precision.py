@@ -43,7 +43,7 @@ def test_a_gpu_gets_the_format_that_its_hardware_has(monkeypatch, bf16, asked, d
 
 
 @pytest.mark.parametrize("kind, bf16, dtype", [
-    ("cuda", True, torch.bfloat16), ("cuda", False, torch.float16), ("mps", True, torch.float32), ("cpu", True, torch.float32), ("cpu", False, torch.float32),
+    ("cuda", True, torch.bfloat16), ("cuda", False, torch.float16), ("mps", True, torch.float32), ("cpu", True, torch.bfloat16), ("cpu", False, torch.float32),
 ])  # fmt: skip
 def test_the_table_of_devices_and_formats(kind, bf16, dtype):
     pick, why = auto_dtype(kind, bf16)
@@ -56,8 +56,16 @@ def test_bfloat16_is_refused_on_a_gpu_that_only_emulates_it(monkeypatch):
         choose_policy("cuda", "bfloat16")
 
 
-def test_a_cpu_gets_float32_and_mps_too_and_mps_is_not_taken_for_a_cpu(monkeypatch):
-    assert choose_policy("cpu").dtype == torch.float32
+@pytest.mark.parametrize("has", [True, False])
+def test_a_cpu_gets_bfloat16_only_where_it_multiplies_it(monkeypatch, has):
+    monkeypatch.setattr("tinygpt.precision.cpu_has_bf16", lambda: has)
+    policy = choose_policy("cpu")
+    assert policy.dtype == (torch.bfloat16 if has else torch.float32) and not policy.scaler and "WARNING" not in str(policy)
+    assert choose_policy("cpu", "float32").dtype == torch.float32, "who asks gets it"
+
+
+def test_mps_gets_float32_and_is_not_taken_for_a_cpu(monkeypatch):
+    monkeypatch.setattr("tinygpt.precision.cpu_has_bf16", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     policy = choose_policy()
@@ -102,7 +110,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_that_names_it(device, dtype, wo
 
 
 def test_the_reason_is_part_of_the_printed_policy():
-    assert "asked for" in str(choose_policy("cpu")) and "float32" in str(choose_policy("cpu"))
+    assert "asked for" in str(choose_policy("cpu", "float32")) and "float32" in str(choose_policy("cpu", "float32"))
     assert "loss scaler" in str(Policy(torch.device("cpu"), torch.float16, "why", scaler=True))
 
 

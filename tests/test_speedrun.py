@@ -35,7 +35,7 @@ def test_the_first_rung_is_nanogpts_run_and_the_top_one_is_the_preset():
     assert asdict(first.model) == asdict(published.model)
     assert replace(first.optim, max_steps=0) == replace(published.optim, max_steps=0)
     ours = preset("speedrun")
-    assert (top.model, top.optim, top.data) == (ours.model, ours.optim, ours.data)
+    assert (top.model, top.optim, top.data, top.system.dtype) == (ours.model, ours.optim, ours.data, ours.system.dtype)
 
 
 @pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)

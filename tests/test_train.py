@@ -30,7 +30,8 @@ TINY = dict(vocab_size=280, block_size=16, n_layer=2, n_head=2, n_embd=32, dropo
 @pytest.fixture
 def config(tmp_path, words):
     config = preset("laptop")
-    config.run.out, config.run.name, config.system.device = str(tmp_path / "runs"), "test", "cpu"
+    config.run.out, config.run.name = str(tmp_path / "runs"), "test"
+    config.system = replace(config.system, device="cpu", dtype="float32")  # the same on every CPU
     config.data.data, config.data.batch_size = str(words), 8
     config.model = GPTConfig.gpt2(**TINY)
     config.optim = replace(config.optim, max_steps=20, warmup_steps=2)
@@ -62,9 +63,12 @@ def test_a_new_process_gives_back_the_losses_that_stand_in_its_runs_metrics(conf
     assert losses == [line["loss"] for line in read_metrics(config.folder) if "loss" in line] and len(losses) == 20
 
 
-@pytest.mark.parametrize("model", [GPTConfig.gpt2(**TINY), GPTConfig.llama(**TINY, n_kv_head=1), GPTConfig.modern(**TINY)], ids=["gpt2", "llama", "modern"])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(config, model):
-    config.model = model
+@pytest.mark.parametrize("model, dtype", [
+    (GPTConfig.gpt2(**TINY), "float32"), (GPTConfig.llama(**TINY, n_kv_head=1), "float32"), (GPTConfig.modern(**TINY), "float32"),
+    (GPTConfig.modern(**TINY, ngram_rows=50), "bfloat16"),
+], ids=["gpt2", "llama", "modern", "modern in bfloat16"])  # fmt: skip
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(config, model, dtype):
+    config.model, config.system.dtype = model, dtype
     whole = quiet(config)
     for stop in (5, 15):
         config.run.name = f"stopped{stop}"

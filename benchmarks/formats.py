@@ -1,0 +1,68 @@
+"""What bfloat16 and torch.compile give on this CPU: seconds of a forward and backward pass, eager and compiled, in float32 and in bfloat16.
+
+    python benchmarks/formats.py             # prints; about eight minutes on one core
+    python benchmarks/formats.py --save      # and writes benchmarks/results/formats.json, which chapters 08 and 09 show
+
+One thread. The four ways take turns within a process, and what is compared is CPU time, so that other work on the machine slows none more than the
+others. The optimizer is left out: it computes in float32 in all of them. Each ratio is the median over the turns, with its quartiles.
+"""
+import argparse
+import contextlib
+import statistics
+import time
+from dataclasses import replace
+
+import torch
+
+from data_machine import save
+from tinygpt.model import GPT
+from tinygpt.precision import cpu_has_bf16
+from tinygpt.presets import preset
+
+CASES = [("shakespeare-char-cpu", 0.0), ("speedrun", 0.0), ("laptop", 0.0), ("shakespeare-char", 0.0), ("shakespeare-char-cpu", 0.2), ("shakespeare-char", 0.2)]
+WAYS = [("eager", torch.float32), ("eager", torch.bfloat16), ("compiled", torch.float32), ("compiled", torch.bfloat16)]
+
+
+def passes(config, rows: int, turns: int) -> dict:
+    "One model, one batch of `rows` sequences: CPU seconds of each way, and by how much it is faster than eager float32."
+    torch.manual_seed(0)
+    model = GPT(config)
+    fns = dict(eager=model, compiled=torch.compile(model))
+    x, y = torch.randint(config.vocab_size, (2, rows, config.block_size))
+
+    def once(how, dtype) -> float:
+        start = time.process_time()
+        with torch.autocast("cpu", dtype=dtype) if dtype != torch.float32 else contextlib.nullcontext():
+            loss = fns[how](x, y)[1]
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+        return time.process_time() - start
+
+    times = list(zip(*[[once(*way) for way in WAYS] for _ in range(turns + 2)][2:]))  # the first two warm up, and compile
+    found = {}
+    for (how, dtype), own in zip(WAYS, times):
+        quartiles = statistics.quantiles([base / t for base, t in zip(times[0], own)], n=4)
+        found[f"{how} {str(dtype)[6:]}"] = dict(seconds=round(statistics.median(own), 4), speedup=[round(q, 3) for q in quartiles])
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print("this CPU multiplies bfloat16 in hardware:", cpu_has_bf16(), flush=True)
+    rows = []
+    for name, dropout in CASES:
+        config = preset(name)
+        model, batch = replace(config.model, dropout=dropout), min(config.data.batch_size, 8)
+        row = dict(preset=name, n_embd=model.n_embd, dropout=dropout, tokens=batch * model.block_size, ways=passes(model, batch, args.turns))
+        rows.append(row)
+        print(row, flush=True)
+    if args.save:
+        save("formats", dict(command="python benchmarks/formats.py --save", threads=1, bf16=cpu_has_bf16(), rows=rows))
+
+
+if __name__ == "__main__":
+    main()
