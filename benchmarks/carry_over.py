@@ -1,7 +1,8 @@
 """Do the rungs of chapter 20 carry over? The State of the Union addresses in tokens of a BPE of 4096, models 192 wide, in several forms, at equal time.
 
     OMP_NUM_THREADS=1 python benchmarks/carry_over.py             # three and a half minutes a form; writes results/carry_over.json
-    OMP_NUM_THREADS=1 python benchmarks/carry_over.py --longer    # the last of them in runs of six minutes, into the same file
+    OMP_NUM_THREADS=1 python benchmarks/carry_over.py --form NAME # one form, into the record that is there
+    OMP_NUM_THREADS=1 python benchmarks/carry_over.py --longer    # small models in runs of six minutes, into the same file
 
 A training step of every form is timed first, in turn, on one thread; then each form gets as many steps as fit in the time of 320 steps of the modern
 form. The longer runs have their lengths written down. Bits per byte are those of the held-out addresses, all of them.
@@ -19,6 +20,7 @@ from data_machine import save
 from tinygpt.accumulate import clip_gradients
 from tinygpt.model import GPT
 from tinygpt.parallel import make_optimizer
+from tinygpt.precision import choose_policy
 from tinygpt.presets import parse_arguments
 from tinygpt.speedrun import run_command
 
@@ -29,6 +31,7 @@ FORMS = {  # each is a change to the one that its comment names
     "modern form": "",  # to the second: RoPE, RMSNorm, QK-norm, ReLU², start at zero, own head, soft cap
     "n-gram tables": "--ngram-rows 32768",
     "three layers of six": "--n-layer 3 --ngram-rows 32768",
+    "bfloat16": "--n-layer 3 --ngram-rows 32768 --dtype auto",  # where the CPU multiplies it
 }
 LONGER = {
     "three layers, tables": "--n-layer 3 --ngram-rows 32768 --max-steps 1000",
@@ -36,23 +39,28 @@ LONGER = {
     "two layers": "--n-layer 2 --max-steps 1400",
     "one layer, tables": "--n-layer 1 --ngram-rows 32768 --max-steps 1700",
 }
-FIXED = "laptop --n-layer 6 --ngram-rows None --threads 1 --compile off --eval-every 0 --save-every 0 --sample-tokens 0 --no-compressors".split()
+FIXED = "laptop --n-layer 6 --ngram-rows None --threads 1 --compile off --eval-every 0 --save-every 0 --sample-tokens 0 --no-compressors --dtype float32".split()
 
 
-def step_seconds(rounds: int) -> dict[str, float]:
+RECORD = Path(__file__).parent / "results/carry_over.json"
+
+
+def step_seconds(names: list[str], rounds: int) -> dict[str, float]:
     "Seconds of a training step of each form, medians over rounds in which each has its turn."
     torch.set_num_threads(1)
-    steps, times = {}, {name: [] for name in FORMS}
-    for name, flags in FORMS.items():
-        config = parse_arguments([*FIXED, *flags.split()]).train
+    steps, times = {}, {name: [] for name in names}
+    for name in names:
+        config = parse_arguments([*FIXED, *FORMS[name].split()]).train
         model = GPT(config.model)
         opt = make_optimizer(config, model)[0]
         x = torch.randint(config.model.vocab_size, (config.data.batch_size, config.model.block_size))
-        steps[name] = (model, opt, x)
+        steps[name] = (model, opt, x, choose_policy("cpu", config.system.dtype).autocast)
     for i in range(rounds + 2):
-        for name, (model, opt, x) in steps.items():
+        for name, (model, opt, x, autocast) in steps.items():
             start = time.perf_counter()
-            model(x, x)[1].backward()
+            with autocast():
+                loss = model(x, x)[1]
+            loss.backward()
             clip_gradients(model.parameters(), 1.0)
             opt.step()
             opt.zero_grad()
@@ -64,20 +72,23 @@ def step_seconds(rounds: int) -> dict[str, float]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=320, help="of the modern form; the other forms get as many as take the same time")
+    parser.add_argument("--form", choices=FORMS)
     parser.add_argument("--longer", action="store_true")
     parser.add_argument("--rounds", type=int, default=30, help="of timing a step")
     args = parser.parse_args()
+    known = json.loads(RECORD.read_text()) if RECORD.exists() else dict(forms=[], longer=[])
     if args.longer:
-        known = json.loads((Path(__file__).parent / "results/carry_over.json").read_text())
         known["longer"] = [dict(name=name, flags=flags, run=trained(flags.split())) for name, flags in LONGER.items()]
         return save("carry_over", known)
-    seconds = step_seconds(args.rounds)
-    forms = [dict(name=name, flags=flags, step_ms=round(1e3 * seconds[name], 1), steps=round(args.steps * seconds["modern form"] / seconds[name]))
-             for name, flags in FORMS.items()]  # fmt: skip
-    for form in forms:
-        form["run"] = trained(form["flags"].split() + ["--max-steps", str(form["steps"])])
-        print(form, flush=True)
-        save("carry_over", dict(forms=forms, longer=[]))
+    forms = {form["name"]: form for form in known["forms"]}
+    wanted = [args.form] if args.form else list(FORMS)
+    seconds = step_seconds(list(dict.fromkeys(["modern form", *wanted])), args.rounds)
+    for name in wanted:
+        steps = round(args.steps * seconds["modern form"] / seconds[name])
+        run = trained(FORMS[name].split() + ["--max-steps", str(steps)])
+        forms[name] = dict(name=name, flags=FORMS[name], step_ms=round(1e3 * seconds[name], 1), steps=steps, run=run)
+        print(forms[name], flush=True)
+        save("carry_over", known | dict(forms=[forms[n] for n in FORMS if n in forms]))
 
 
 def trained(flags: list[str]) -> dict:

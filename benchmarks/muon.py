@@ -14,6 +14,7 @@ import platform
 import statistics
 import sys
 import time
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -89,7 +90,8 @@ def main():
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    config, policy = preset(args.preset), choose_policy()
+    config, policy = preset(args.preset), choose_policy("auto", "float32")
+    config.model = replace(config.model, n_layer=6, ngram_rows=None)  # six layers, as in the record
     data = prepare(config.data.data, config.data.tokenizer, config.model.vocab_size, progress=False)
     config.model.vocab_size = data.tokenizer.n_vocab
     grids = {"AdamW": ADAMW_RATES[2:3] if args.quick else ADAMW_RATES, "Muon": MUON_RATES[2:3] if args.quick else MUON_RATES}

@@ -35,6 +35,7 @@ def main():
         for seed in range(1337, 1337 + args.seeds):
             config = preset("shakespeare-char-cpu")
             config.run.out, config.run.name, config.run.seed = folder, f"seed{seed}", seed
+            config.system.dtype = "float32"  # as nanoGPT's
             config.optim.max_steps = args.max_steps or config.optim.max_steps
             config.eval.sample_tokens, config.eval.save_every = 0, 0
             start = time.perf_counter()

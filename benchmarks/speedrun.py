@@ -69,17 +69,20 @@ def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) 
 
 
 def against_peer(args):
-    corpus, runs = load_corpus("shakespeare"), {"nanoGPT": [], "tinygpt": []}
+    corpus, runs = load_corpus("shakespeare"), {"nanoGPT": [], "tinygpt": [], "tinygpt in float32": []}
     text = "".join(corpus.train + corpus.val)
     for seed in SEEDS[: args.seeds]:
         with tempfile.TemporaryDirectory() as tmp:
             tmp = Path(tmp)
             runs["nanoGPT"].append(run_peer(args.peer, tmp / "peer", seed, text, args.steps))
-            (tmp / "cache").mkdir()
-            (tmp / "cache/tinyshakespeare.txt").write_text(text, encoding="utf-8", newline="")
-            runs["tinygpt"].append(run_command(["speedrun"], tmp / "runs", seed, cache=tmp / "cache"))
-        print(runs["nanoGPT"][-1], runs["tinygpt"][-1], sep="\n", flush=True)
-    ratios = {kind: spread([a[kind] / b[kind] for a, b in zip(*runs.values())]) for kind in ("wall_s", "cpu_s")}
+            for name, flags in (("tinygpt", []), ("tinygpt in float32", ["--dtype", "float32"])):
+                cache = tmp / name / "cache"
+                cache.mkdir(parents=True)
+                (cache / "tinyshakespeare.txt").write_text(text, encoding="utf-8", newline="")
+                runs[name].append(run_command(["speedrun", *flags], tmp / name, seed, cache=cache))
+        print(*(ours[-1] for ours in runs.values()), sep="\n", flush=True)
+    ratios = {name: {kind: spread([a[kind] / b[kind] for a, b in zip(runs["nanoGPT"], ours)]) for kind in ("wall_s", "cpu_s")}
+              for name, ours in runs.items() if name != "nanoGPT"}  # fmt: skip
     result = dict(command="python benchmarks/speedrun.py --peer PATH", goal=GOAL, ratios=ratios, loss={name: spread([r["loss"] for r in rs]) for name, rs in runs.items()},
                   at_goal={name: sum(r["loss"] <= GOAL for r in rs) for name, rs in runs.items()}, runs=runs)  # fmt: skip
     print({k: v for k, v in result.items() if k != "runs"})
