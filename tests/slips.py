@@ -233,6 +233,7 @@ SLIPS = [
          "a module with _orig_mod. in its keys (nanoGPT #325)"),  # fmt: skip
     Slip("compile", "compile_model", "6 * n_params * tokens", "n_params * tokens", "6 FLOPs per parameter and token taken for one"),
     Slip("compile", "compile_model", "least is None or tokens is not None", "tokens is not None", "a device without a figure is compared with None"),
+    Slip("compile", "compile_model", "for m in model.modules()", "for m in [model]", "a wrapper hides the dropout"),
     Slip("compile", "CompiledModel.__call__", "self.compiled = None", "pass", "tries to compile again in every step"),
     Slip("compile", "CompiledModel.__call__", "except TorchDynamoException as error:", "except Exception as error:", "swallows the model's own errors"),
     Slip("compile", "_Traffic.__torch_dispatch__", "if not func.is_view:", "if True:", "a view counted as traffic"),

@@ -194,6 +194,9 @@ def test_modes(monkeypatch):
     monkeypatch.setattr(module, "compile_problem", lambda device: "")
     for tokens, compiles in ((999, False), (1000, True), (None, True)):
         assert isinstance(compile_model(model, "auto", tokens)[0], CompiledModel) == compiles
+    dropping = torch.nn.ModuleList([make(dropout=0.1)])  # inside a wrapper, as for several processes
+    assert compile_model(dropping, "auto") == (dropping, "not compiled: with dropout a CPU gains nothing by it (--compile on does it all the same)")
+    assert isinstance(compile_model(dropping, "on")[0], CompiledModel)
     monkeypatch.delitem(module.COMPILE_FROM, "cpu")
     assert compile_model(model, "auto")[0] is model, "a device without a threshold is never chosen"
     monkeypatch.setattr(module, "compile_problem", lambda device: "of the moon")

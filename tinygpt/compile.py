@@ -203,6 +203,8 @@ def compile_model(
         least, n_params = COMPILE_FROM.get(device.type), sum(p.numel() for p in model.parameters())
         if least is None or tokens is not None and 6 * n_params * tokens < least:
             return model, f"not compiled: on {device.type} that would not pay in a run of this size (--compile on does it all the same)"
+        if device.type == "cpu" and any(getattr(getattr(m, "config", None), "dropout", 0) for m in model.modules()):
+            return model, "not compiled: with dropout a CPU gains nothing by it (--compile on does it all the same)"
     problem = compile_problem(device) if backend == "inductor" else ""
     if problem:
         return model, f"not compiled: {problem}"
