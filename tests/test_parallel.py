@@ -17,8 +17,8 @@ import torch
 import tinygpt.train as train_module
 from tinygpt.checkpoint import checkpoints
 from tinygpt.ddp_launch import World, run_processes
-from tinygpt.model import GPTConfig
-from tinygpt.parallel import Single, any_rank, choose_parallel, on_all, on_first
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.parallel import Single, Zero, any_rank, choose_parallel, make_optimizer, on_all, on_first
 from tinygpt.precision import Policy
 from tinygpt.presets import preset
 from tinygpt.report import read_metrics
@@ -91,6 +91,20 @@ def test_every_way_of_training_gives_the_losses_of_one_process(place, alone, siz
         for other in ranks[1:]:
             assert other[parallel, optimizer][:2] == (losses, val)
             assert all(torch.equal(other[parallel, optimizer][2][n], model[n]) for n in model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_muon_gets_its_settings_and_the_format_of_the_run(place, dtype):
+    config = make_config(*place, "settings", "muon")
+    config.system.dtype, config.optim.muon_weight_decay, config.optim.weight_decay = dtype, 0.3, 0.2
+    model = GPT(config.model)
+    one, line = make_optimizer(config, model)
+    spread = Zero(model, World())
+    for optimizer, said in ((one, line), (spread, spread.make_optimizer(config))):
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        assert optimizer.optimizers[0].dtype == getattr(torch, dtype) and f"({dtype} Newton-Schulz)" in said
+        assert {group["weight_decay"] for group in optimizer.optimizers[0].param_groups} == {0.3}
+        assert [group["weight_decay"] for group in optimizer.optimizers[1].param_groups] == [0.2, 0.0]
 
 
 def run_in_bfloat16(world, folder, words):

@@ -75,7 +75,9 @@ class OptimConfig:
     eps: float = 1e-8
     """AdamW: added to the root of the second moment."""
     weight_decay: float = 0.1
-    """Of matrices and embeddings; biases and norms do not decay."""
+    """AdamW: of matrices and embeddings; biases and norms do not decay."""
+    muon_weight_decay: float = 0.0
+    """Muon: of the matrices inside the blocks."""
     clip: float = 1.0
     """Largest global norm of the gradients. 0: no clipping."""
     adamw: Literal["auto", "fused", "foreach", "for-loop", "own"] = "auto"
@@ -160,7 +162,7 @@ class TrainConfig:
             return wrong + problems  # what follows compares values, and needs them to be of their types
         d, o, e = self.data, self.optim, self.eval
         problems += schedule_problems(o.schedule, o.max_steps, o.warmup_steps, o.final_lr, o.cooldown)
-        low = [(d, "batch_size", 1), (o, "learning_rate", 0), (o, "muon_lr", 0), (o, "eps", 0), (o, "weight_decay", 0), (o, "clip", 0), (e, "eval_every", 0),
+        low = [(d, "batch_size", 1), (o, "learning_rate", 0), (o, "muon_lr", 0), (o, "eps", 0), (o, "weight_decay", 0), (o, "muon_weight_decay", 0), (o, "clip", 0), (e, "eval_every", 0),
                (e, "eval_tokens", 1), (e, "final_eval_tokens", 1), (e, "sample_tokens", 0), (e, "log_every", 1), (e, "save_every", 0),
                (e, "keep", 1), (self.system, "threads", 0), (self.system, "loss_chunk", 0)]  # fmt: skip
         problems += [f"{name} = {getattr(g, name)} is too small: give at least {least}" for g, name, least in low if getattr(g, name) < least]

@@ -21,7 +21,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: steep at 0, then betw
 
 
 def newton_schulz_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    "bfloat16 on a GPU that multiplies it in hardware, else float32 (on a CPU bfloat16 is often emulated, many times slower). float64 stays."
+    "What the products are made in where nobody says: bfloat16 on a GPU that multiplies it in hardware, else float32. float64 stays."
     if dtype == torch.float64:
         return dtype
     hardware = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -262,17 +262,18 @@ def make_muon(
     implementation: str = "auto",  # of AdamW, see `make_adamw`
     scale: Literal["shape", "rms"] = "shape",
     split_qkv: bool = True,
+    dtype: torch.dtype | None = None,  # of the products of Newton-Schulz; None: see `newton_schulz_dtype`
 ) -> tuple[CombinedOptimizer, str]:
     "(optimizer, one line that says what runs). Each group remembers its first rate as `initial_lr`, for a schedule to multiply."
     muon, adamw = muon_groups(model, adamw_weight_decay, split_qkv)
     if not (muon and adamw):
         raise UserError("Muon is for a model that trains matrices in its blocks and something beside them: use AdamW where parts are frozen")
     rest, name = make_adamw(adamw, adamw_lr, betas, eps, implementation)
-    optimizer = CombinedOptimizer(Muon(muon, lr, momentum, weight_decay=weight_decay, scale=scale), rest)
+    optimizer = CombinedOptimizer(Muon(muon, lr, momentum, weight_decay=weight_decay, scale=scale, dtype=dtype), rest)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     p = muon[0]["params"][0]
-    dtype = str(newton_schulz_dtype(p.device, p.dtype)).removeprefix("torch.")
+    dtype = str(dtype or newton_schulz_dtype(p.device, p.dtype)).removeprefix("torch.")
     count = lambda groups: sum(len(g["params"]) for g in groups)
     return optimizer, f"Muon ({dtype} Newton-Schulz) for {count(muon)} matrices, AdamW ({name}) for the other {count(adamw)} tensors"
 

@@ -231,6 +231,7 @@ def make_zero(
     momentum: float = 0.95,
     scale: Literal["shape", "rms"] = "shape",
     split_qkv: bool = True,
+    dtype: torch.dtype | None = None,  # of the products of Newton-Schulz; None: see `newton_schulz_dtype`
 ) -> tuple[ShardedOptimizer, str]:
     "(optimizer, one line that says what runs). All ranks call it, and leave with the weights and buffers of rank 0."
     if optimizer not in ("adamw", "muon"):
@@ -245,10 +246,10 @@ def make_zero(
         matrices, rest = muon_groups(model, adamw_weight_decay, split_qkv)
         if not (matrices and rest):
             raise UserError("Muon is for a model that trains matrices in its blocks and something beside them: use AdamW where parts are frozen")
-        muon = DistMuon(matrices, default(lr, 0.02), momentum, weight_decay=default(weight_decay, 0.0), scale=scale, wire=wire)
+        muon = DistMuon(matrices, default(lr, 0.02), momentum, weight_decay=default(weight_decay, 0.0), scale=scale, dtype=dtype, wire=wire)
         made = ZeroOptimizer(muon, DistAdamW(rest, adamw_lr, betas, eps, bucket_bytes=bucket_bytes, wire=wire))
         p = muon.buckets[0].p
-        dtype = str(newton_schulz_dtype(p.device, p.dtype)).removeprefix("torch.")
+        dtype = str(dtype or newton_schulz_dtype(p.device, p.dtype)).removeprefix("torch.")
         line = f"DistMuon ({dtype} Newton-Schulz) for {len(muon.buckets)} matrices, DistAdamW for the rest"
     for group in made.param_groups:
         group["initial_lr"] = group["lr"]
