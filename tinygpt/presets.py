@@ -16,7 +16,7 @@ from .config import DataConfig, EvalConfig, OptimConfig, RunConfig, SystemConfig
 from .model import GPTConfig
 from .support import UserError
 
-# %% ../nbs/19_presets.ipynb #presets
+# %% ../nbs/19_presets.ipynb #laptop
 def laptop() -> TrainConfig:
     "A GPT on the State of the Union addresses, in under five minutes on two CPU cores."
     return TrainConfig(
@@ -29,7 +29,7 @@ def laptop() -> TrainConfig:
         eval=EvalConfig(eval_every=200, eval_tokens=16_000, save_every=600, prompt="My fellow Americans"),
     )
 
-
+# %% ../nbs/19_presets.ipynb #shakespeare-char-cpu
 def shakespeare_char_cpu() -> TrainConfig:
     "nanoGPT's CPU run: Tiny Shakespeare by characters; validation loss 1.88 is published for it."
     return TrainConfig(
@@ -40,7 +40,7 @@ def shakespeare_char_cpu() -> TrainConfig:
         eval=EvalConfig(eval_every=250, eval_tokens=16_000, save_every=1000, sample_tokens=200),
     )
 
-
+# %% ../nbs/19_presets.ipynb #speedrun
 def speedrun() -> TrainConfig:
     "nanoGPT's CPU run by other means, in a fraction of its time: the last rung of chapter 20."
     return TrainConfig(
@@ -55,7 +55,7 @@ def speedrun() -> TrainConfig:
         system=SystemConfig(compile="off"),
     )
 
-
+# %% ../nbs/19_presets.ipynb #shakespeare-char
 def shakespeare_char() -> TrainConfig:
     "nanoGPT's GPU run on Tiny Shakespeare: 10.7 M parameters; validation loss 1.4697 is published for it."
     return TrainConfig(
@@ -66,7 +66,7 @@ def shakespeare_char() -> TrainConfig:
         eval=EvalConfig(eval_every=250, eval_tokens=50_000, save_every=1000, sample_tokens=200),
     )
 
-
+# %% ../nbs/19_presets.ipynb #gpt2
 def gpt2() -> TrainConfig:
     "GPT-2 Small, 124 M, on 10 billion tokens of FineWeb-Edu in 19,073 steps of half a million, the run of the build-nanogpt course. For GPUs."
     return TrainConfig(
@@ -77,7 +77,7 @@ def gpt2() -> TrainConfig:
         eval=EvalConfig(eval_every=250, eval_tokens=1_000_000, save_every=1000, sample_tokens=100, prompt="Hello, I'm a language model,"),
     )
 
-
+# %% ../nbs/19_presets.ipynb #tinystories
 def tinystories() -> TrainConfig:
     "A Llama of 288 × 8 layers, 8 heads and 4 key-value heads on TinyStories, with a vocabulary of 4096. For a GPU, or a patient laptop."
     return TrainConfig(
@@ -88,7 +88,7 @@ def tinystories() -> TrainConfig:
         eval=EvalConfig(eval_every=500, eval_tokens=200_000, save_every=2000, sample_tokens=150, prompt="Once upon a time"),
     )
 
-
+# %% ../nbs/19_presets.ipynb #preset
 PRESETS = {
     "laptop": laptop,
     "shakespeare-char-cpu": shakespeare_char_cpu,
@@ -107,7 +107,7 @@ def preset(
         raise UserError(f"preset = {name} is not known: choose one of {', '.join(PRESETS)}")
     return PRESETS[name]()
 
-# %% ../nbs/19_presets.ipynb #cli
+# %% ../nbs/19_presets.ipynb #arguments
 @dataclass
 class Arguments:
     "What the command line of `python -m tinygpt.train` says."
@@ -122,7 +122,7 @@ class Arguments:
     eval_only: bool = False
     """Do not train: score the newest checkpoint of --resume, or the weights of --init-from."""
 
-
+# %% ../nbs/19_presets.ipynb #cli
 def parse_arguments(
     argv: list[str],  # without the program's name
 ) -> Arguments:
