@@ -448,6 +448,8 @@ SLIPS = [
     Slip("config", "_fits", "isinstance(value, (int, float)) and not isinstance(value, bool)", "isinstance(value, (int, float))", "true passes as a number"),
     Slip("config", "config_from_dict", "copy.deepcopy(base) if base", "base if base", "the caller's config is changed"),
     Slip("config", "config_from_dict", "tuple(value) if isinstance(value, list) else value", "value", "a tuple comes back as a list"),
+    Slip("parallel", "muon_settings", "weight_decay=o.muon_weight_decay, ", "", "the decay that was asked for never arrives"),
+    Slip("parallel", "muon_settings", "policy.dtype == torch.bfloat16", "True", "who asks for float32 gets rough products"),
     Slip("parallel", "any_rank", "dist.ReduceOp.MAX", "dist.ReduceOp.MIN", "all ranks must see the signal"),
     Slip("parallel", "Single.share_of_targets",
          "return count / self.world.world_size", "return count", "divided by the targets of all ranks, and averaged once more"),  # fmt: skip

@@ -25,7 +25,8 @@ SMALL = dict(vocab_size=257, block_size=32, n_layer=2, n_head=2, n_embd=32)
 @pytest.fixture
 def config(tmp_path, words):
     config = preset("laptop")
-    config.run.out, config.run.name, config.system.device = str(tmp_path / "runs"), "test", "cpu"
+    config.run.out, config.run.name = str(tmp_path / "runs"), "test"
+    config.system = replace(config.system, device="cpu", dtype="float32")  # the same on every CPU
     config.data = replace(config.data, data=str(words), tokenizer="byte", batch_size=4)
     config.model = GPTConfig.gpt2(**SMALL)
     config.optim = replace(config.optim, optimizer="adamw", learning_rate=1e-3, max_steps=10, warmup_steps=2)
