@@ -2,7 +2,7 @@
 
     python benchmarks/speedrun.py --peer PATH      five seeds of both in turn; PATH is a clone of github.com/karpathy/nanoGPT
     python benchmarks/speedrun.py --ladder         every rung of chapter 20, five seeds
-    python benchmarks/speedrun.py --long           towards the loss of nanoGPT's GPU run: one seed, three quarters of an hour on one core
+    python benchmarks/speedrun.py --long           to the loss of nanoGPT's GPU run, 1.4697: one seed, half an hour on two cores
 
 Each writes its file in benchmarks/results. The time of a run is that of all its commands, from an empty cache: tokenizing, imports, compilation and
 evaluation counted; the text itself lies there. The peer runs as its README says for a CPU, from a copy in which only the seed is changed; its best
@@ -26,11 +26,12 @@ from tinygpt.corpus import load_corpus
 from tinygpt.report import read_metrics
 from tinygpt.speedrun import GOAL, LADDER, rung_flags, run_command, timed_process
 
-SEEDS, LADDER_SEEDS = [301, 302, 303, 304, 305], [101, 102, 103, 104, 105]  # the settings were chosen on others
+SEEDS, LADDER_SEEDS, LONG_SEED = [301, 302, 303, 304, 305], [101, 102, 103, 104, 105], 401  # the settings were chosen on others
+LONG_GOAL = 1.4697  # what nanoGPT's README gives for its run of 10.7 M parameters on a GPU
 LONG = """shakespeare-char --n-layer 4 --n-head 4 --n-embd 256 --batch-size 16 --position rope --norm rmsnorm --qk-norm --mlp relu2 --init zero
-          --no-tie-weights --logit-softcap 15 --ngram-rows 4096 --dropout 0.1 --optimizer muon --muon-lr 0.02 --learning-rate 0.006 --schedule trapezoid
-          --cooldown 0.8 --final-lr 0 --warmup-steps 10 --max-steps 1500 --eval-every 150 --eval-tokens 30000 --save-every 0 --sample-tokens 0
-          --no-compressors --threads 1 --compile off""".split()
+          --no-tie-weights --logit-softcap 15 --dropout 0.2 --optimizer muon --muon-lr 0.02 --learning-rate 0.006 --schedule trapezoid
+          --cooldown 0.8 --final-lr 0 --warmup-steps 10 --max-steps 3400 --eval-every 340 --eval-tokens 30000 --save-every 0 --sample-tokens 0
+          --no-compressors""".split()
 README = """--device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128
             --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0""".split()
 
@@ -108,15 +109,16 @@ def climb(args):
 
 
 def run_long(args):
+    known = json.loads((Path(__file__).parent / "results/speedrun_long.json").read_text())  # what was tried before stays
+    flags = LONG + (["--max-steps", str(args.steps)] if args.steps else [])
     with tempfile.TemporaryDirectory() as tmp:
-        flags = LONG + (["--max-steps", str(args.steps)] if args.steps else [])
-        run = run_command(flags, Path(tmp), seed=1)
-        lines = read_metrics(Path(tmp) / "seed1")
+        run = run_command(flags, Path(tmp), LONG_SEED)
+        lines = read_metrics(Path(tmp) / f"seed{LONG_SEED}")
     train = [line["loss"] for line in lines if "loss" in line]
     curve = [dict(step=line["step"], val_loss=line["val_loss"], train_loss=statistics.mean(train[: line["step"]][-50:])) for line in lines if "val_loss" in line]
     print(run, *curve, sep="\n")
     if args.steps is None:
-        save("speedrun_long", dict(goal=1.4697, flags=LONG, run=run, curve=curve))
+        save("speedrun_long", dict(goal=LONG_GOAL, flags=LONG, run=run, curve=curve, tried=known["tried"]))
 
 
 def main():
