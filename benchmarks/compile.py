@@ -43,7 +43,7 @@ def child(args) -> dict:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    config, policy = preset(args.preset), choose_policy(args.device)
+    config, policy = preset(args.preset), choose_policy(args.device, args.dtype)
     torch.manual_seed(0)
     model = GPT(config.model).to(policy.device)
     o = config.optim
@@ -69,7 +69,7 @@ def child(args) -> dict:
 
 
 def fresh_process(args, cache: str) -> dict:
-    command = [sys.executable, __file__, "--child", "--preset", args.preset, "--steps", str(args.steps), "--threads", str(args.threads), "--device", args.device]
+    command = [sys.executable, __file__, "--child", "--preset", args.preset, "--steps", str(args.steps), "--threads", str(args.threads), "--device", args.device, "--dtype", args.dtype]
     done = subprocess.run(command, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
@@ -91,6 +91,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="laptop")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15, help="pairs of steps in each process")
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")

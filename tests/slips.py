@@ -211,6 +211,7 @@ SLIPS = [
     Slip("measure_plan", "_count", '"m": 1e6', '"m": 2**20', "M as 2**20"),
     # 08
     Slip("precision", "auto_dtype", "return torch.float16, ", "return torch.bfloat16, ", "bfloat16 on a GPU that has none"),
+    Slip("precision", "choose_policy", "bf16 and measured", "bf16", "a default for chips that nobody measured"),
     Slip("precision", "auto_dtype", "    if bf16:", "    if True:", "bfloat16 on a CPU that has to emulate it"),
     Slip("precision", "choose_device", 'torch.device("mps"), "found', 'torch.device("cpu"), "found', "MPS treated as a CPU (nanoGPT)"),
     Slip("precision", "Policy.autocast",

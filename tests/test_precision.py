@@ -56,11 +56,14 @@ def test_bfloat16_is_refused_on_a_gpu_that_only_emulates_it(monkeypatch):
         choose_policy("cuda", "bfloat16")
 
 
-@pytest.mark.parametrize("has", [True, False])
-def test_a_cpu_gets_bfloat16_only_where_it_multiplies_it(monkeypatch, has):
+@pytest.mark.parametrize("has, machine, dtype", [
+    (True, "x86_64", torch.bfloat16), (True, "AMD64", torch.bfloat16), (False, "x86_64", torch.float32), (True, "aarch64", torch.float32),
+])  # fmt: skip
+def test_a_cpu_gets_bfloat16_only_where_it_was_measured_to_be_faster(monkeypatch, has, machine, dtype):
     monkeypatch.setattr("tinygpt.precision.cpu_has_bf16", lambda: has)
+    monkeypatch.setattr("platform.machine", lambda: machine)
     policy = choose_policy("cpu")
-    assert policy.dtype == (torch.bfloat16 if has else torch.float32) and not policy.scaler and "WARNING" not in str(policy)
+    assert policy.dtype == dtype and not policy.scaler and "WARNING" not in str(policy)
     assert choose_policy("cpu", "float32").dtype == torch.float32, "who asks gets it"
 
 

@@ -9,6 +9,7 @@ __all__ = ['choose_device', 'auto_dtype', 'cpu_has_bf16', 'Policy', 'choose_poli
 # %% ../nbs/08_precision.ipynb #imports
 import contextlib
 import math
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ def choose_device(
 # %% ../nbs/08_precision.ipynb #auto-dtype
 def auto_dtype(
     kind: str,  # of the device: "cuda", "mps", "cpu"
-    bf16: bool,  # whether it multiplies bfloat16 matrices in hardware
+    bf16: bool,  # whether it multiplies bfloat16 matrices in hardware; of CPUs: and was measured to be faster so
 ) -> tuple[torch.dtype, str]:
     "(format of the matrix products, why)."
     if kind == "cuda" and bf16:
@@ -53,7 +54,7 @@ def auto_dtype(
         return torch.float32, "on Apple's GPU short formats gain little and are less tested"
     if bf16:
         return torch.bfloat16, "this CPU multiplies bfloat16, in about half the time of float32"
-    return torch.float32, "this CPU has no products of short formats, and would make them one by one"
+    return torch.float32, "on a CPU short formats are taken only where they were measured to be faster"
 
 # %% ../nbs/08_precision.ipynb #cpu-bf16
 def cpu_has_bf16() -> bool:
@@ -99,7 +100,8 @@ def choose_policy(
     on_cuda = chosen.type == "cuda"
     # by default torch counts emulated bfloat16 as support
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if on_cuda else cpu_has_bf16() if chosen.type == "cpu" else True
-    pick, why = auto_dtype(chosen.type, bf16) if dtype == "auto" else (getattr(torch, dtype), "dtype asked for")
+    measured = chosen.type != "cpu" or platform.machine().lower() in ("x86_64", "amd64")
+    pick, why = auto_dtype(chosen.type, bf16 and measured) if dtype == "auto" else (getattr(torch, dtype), "dtype asked for")
     if pick == torch.float16 and not on_cuda:
         raise UserError(f"dtype = float16 is for CUDA GPUs, on {chosen.type} it would be slower than float32: use float32 or bfloat16")
     if pick == torch.bfloat16 and on_cuda and not bf16:
