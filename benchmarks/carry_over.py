@@ -8,7 +8,6 @@ A training step of every form is timed first, in turn, on one thread; then each 
 form. The longer runs have their lengths written down. Bits per byte are those of the held-out addresses, all of them.
 """
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from data_machine import save
-from tinygpt.accumulate import clip_gradients
+from data_machine import load, save
+from tinygpt.accumulate import accumulate_gradients, clip_gradients
 from tinygpt.model import GPT
 from tinygpt.parallel import make_optimizer
 from tinygpt.precision import choose_policy
@@ -42,9 +41,6 @@ LONGER = {
 FIXED = "laptop --n-layer 6 --ngram-rows None --threads 1 --compile off --eval-every 0 --save-every 0 --sample-tokens 0 --no-compressors --dtype float32".split()
 
 
-RECORD = Path(__file__).parent / "results/carry_over.json"
-
-
 def step_seconds(names: list[str], rounds: int) -> dict[str, float]:
     "Seconds of a training step of each form, medians over rounds in which each has its turn."
     torch.set_num_threads(1)
@@ -58,9 +54,7 @@ def step_seconds(names: list[str], rounds: int) -> dict[str, float]:
     for i in range(rounds + 2):
         for name, (model, opt, x, autocast) in steps.items():
             start = time.perf_counter()
-            with autocast():
-                loss = model(x, x)[1]
-            loss.backward()
+            accumulate_gradients(model, x, x, autocast=autocast)
             clip_gradients(model.parameters(), 1.0)
             opt.step()
             opt.zero_grad()
@@ -76,7 +70,7 @@ def main():
     parser.add_argument("--longer", action="store_true")
     parser.add_argument("--rounds", type=int, default=30, help="of timing a step")
     args = parser.parse_args()
-    known = json.loads(RECORD.read_text()) if RECORD.exists() else dict(forms=[], longer=[])
+    known = load("carry_over")
     if args.longer:
         known["longer"] = [dict(name=name, flags=flags, run=trained(flags.split())) for name, flags in LONGER.items()]
         return save("carry_over", known)

@@ -39,6 +39,13 @@ def save(
     return path
 
 
+def load(
+    name: str,  # of the file, without .json
+) -> dict:
+    "What `save` wrote."
+    return json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())
+
+
 def spread(values) -> dict:
     "Median, smallest and largest, to three digits."
     values = list(values)

@@ -4,10 +4,9 @@
     python benchmarks/formats.py --save      # and writes benchmarks/results/formats.json, which chapters 08 and 09 show
 
 One thread. The four ways take turns within a process, and what is compared is CPU time, so that other work on the machine slows none more than the
-others. The optimizer is left out: it computes in float32 in all of them. Each ratio is the median over the turns, with its quartiles.
+others. The optimizer is left out. Each ratio is the median over the turns, with its quartiles.
 """
 import argparse
-import contextlib
 import statistics
 import time
 from dataclasses import replace
@@ -16,11 +15,11 @@ import torch
 
 from data_machine import save
 from tinygpt.model import GPT
-from tinygpt.precision import cpu_has_bf16
+from tinygpt.precision import choose_policy, cpu_has_bf16
 from tinygpt.presets import preset
 
 CASES = [("shakespeare-char-cpu", 0.0), ("speedrun", 0.0), ("laptop", 0.0), ("shakespeare-char", 0.0), ("shakespeare-char-cpu", 0.2), ("shakespeare-char", 0.2)]
-WAYS = [("eager", torch.float32), ("eager", torch.bfloat16), ("compiled", torch.float32), ("compiled", torch.bfloat16)]
+WAYS = [("eager", "float32"), ("eager", "bfloat16"), ("compiled", "float32"), ("compiled", "bfloat16")]
 
 
 def passes(config, rows: int, turns: int) -> dict:
@@ -28,11 +27,12 @@ def passes(config, rows: int, turns: int) -> dict:
     torch.manual_seed(0)
     model = GPT(config)
     fns = dict(eager=model, compiled=torch.compile(model))
+    autocast = {dtype: choose_policy("cpu", dtype).autocast for _, dtype in WAYS}
     x, y = torch.randint(config.vocab_size, (2, rows, config.block_size))
 
     def once(how, dtype) -> float:
         start = time.process_time()
-        with torch.autocast("cpu", dtype=dtype) if dtype != torch.float32 else contextlib.nullcontext():
+        with autocast[dtype]():
             loss = fns[how](x, y)[1]
         loss.backward()
         model.zero_grad(set_to_none=True)
@@ -42,7 +42,7 @@ def passes(config, rows: int, turns: int) -> dict:
     found = {}
     for (how, dtype), own in zip(WAYS, times):
         quartiles = statistics.quantiles([base / t for base, t in zip(times[0], own)], n=4)
-        found[f"{how} {str(dtype)[6:]}"] = dict(seconds=round(statistics.median(own), 4), speedup=[round(q, 3) for q in quartiles])
+        found[f"{how} {dtype}"] = dict(seconds=round(statistics.median(own), 4), speedup=[round(q, 3) for q in quartiles])
     return found
 
 
@@ -61,7 +61,7 @@ def main():
         rows.append(row)
         print(row, flush=True)
     if args.save:
-        save("formats", dict(command="python benchmarks/formats.py --save", threads=1, bf16=cpu_has_bf16(), rows=rows))
+        save("formats", dict(threads=1, bf16=cpu_has_bf16(), rows=rows))
 
 
 if __name__ == "__main__":

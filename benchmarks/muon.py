@@ -14,7 +14,6 @@ import platform
 import statistics
 import sys
 import time
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from tinygpt.evaluate import evaluate
 from tinygpt.model import GPT
 from tinygpt.muon import make_muon
 from tinygpt.precision import choose_policy
-from tinygpt.presets import preset
+from tinygpt.presets import parse_arguments
 from tinygpt.report import cpu_name
 from tinygpt.schedule import make_schedule
 
@@ -80,7 +79,7 @@ def machine() -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="laptop")
+    parser.add_argument("--preset", default="laptop --n-layer 6 --ngram-rows None", help="a preset of tinygpt.train, with flags behind it; six layers are the record's")
     parser.add_argument("--tokens", type=int, default=400_000, help="of each run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
@@ -90,8 +89,7 @@ def main():
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    config, policy = preset(args.preset), choose_policy("auto", "float32")
-    config.model = replace(config.model, n_layer=6, ngram_rows=None)  # six layers, as in the record
+    config, policy = parse_arguments(args.preset.split()).train, choose_policy("auto", "float32")
     data = prepare(config.data.data, config.data.tokenizer, config.model.vocab_size, progress=False)
     config.model.vocab_size = data.tokenizer.n_vocab
     grids = {"AdamW": ADAMW_RATES[2:3] if args.quick else ADAMW_RATES, "Muon": MUON_RATES[2:3] if args.quick else MUON_RATES}

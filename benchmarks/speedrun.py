@@ -10,7 +10,6 @@ checkpoint is then scored over the whole validation part, in rows of 64 characte
 """
 import argparse
 import importlib.util
-import json
 import shutil
 import statistics
 import sys
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data_machine import save, spread
+from data_machine import load, save, spread
 from tinygpt.corpus import load_corpus
 from tinygpt.report import read_metrics
 from tinygpt.speedrun import GOAL, LADDER, rung_flags, run_command, timed_process
@@ -92,8 +91,7 @@ def against_peer(args):
 
 
 def climb(args):
-    path = Path(__file__).parent / "results/speedrun_ladder.json"
-    known = {rung["name"]: rung for rung in json.loads(path.read_text())["rungs"]} if args.rung else {}
+    known = {rung["name"]: rung for rung in load("speedrun_ladder")["rungs"]} if args.rung else {}
     for rung in LADDER:
         if args.rung and rung.name not in args.rung:
             continue
@@ -109,7 +107,7 @@ def climb(args):
 
 
 def run_long(args):
-    known = json.loads((Path(__file__).parent / "results/speedrun_long.json").read_text())  # what was tried before stays
+    tried = load("speedrun_long")["tried"]  # stays
     flags = LONG + (["--max-steps", str(args.steps)] if args.steps else [])
     with tempfile.TemporaryDirectory() as tmp:
         run = run_command(flags, Path(tmp), LONG_SEED)
@@ -118,7 +116,7 @@ def run_long(args):
     curve = [dict(step=line["step"], val_loss=line["val_loss"], train_loss=statistics.mean(train[: line["step"]][-50:])) for line in lines if "val_loss" in line]
     print(run, *curve, sep="\n")
     if args.steps is None:
-        save("speedrun_long", dict(goal=LONG_GOAL, flags=LONG, run=run, curve=curve, tried=known["tried"]))
+        save("speedrun_long", dict(goal=LONG_GOAL, flags=LONG, run=run, curve=curve, tried=tried))
 
 
 def main():
