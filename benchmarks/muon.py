@@ -7,6 +7,7 @@
 
 The loss to reach is the mean of AdamW's final losses. Muon's curve is read before the end of its own cooldown, which is to its disadvantage.
 """
+
 import argparse
 import json
 import os
@@ -21,13 +22,14 @@ import torch
 
 from tinygpt.accumulate import accumulate_gradients, clip_gradients
 from tinygpt.adamw import make_adamw, param_groups
-from tinygpt.data import RandomLoader, prepare
-from tinygpt.evaluate import evaluate
+from tinygpt.data.tokens import prepare
+from tinygpt.data.windows import RandomLoader
+from tinygpt.evaluate.score import evaluate
 from tinygpt.model import GPT
 from tinygpt.muon import make_muon
 from tinygpt.precision import choose_policy
-from tinygpt.presets import parse_arguments
-from tinygpt.report import cpu_name
+from tinygpt.run.command import parse_arguments
+from tinygpt.run.report import cpu_name
 from tinygpt.schedule import make_schedule
 
 TUNING_SEED = 0  # the compared seeds are others
@@ -35,16 +37,32 @@ ADAMW_RATES = [dict(lr=lr) for lr in (2e-3, 5e-3, 8e-3, 0.012, 0.02)]
 MUON_RATES = [dict(lr=lr, adamw_lr=adamw_lr) for lr in (0.01, 0.02, 0.04) for adamw_lr in (5e-3, 1e-2)]
 
 
-def run(config, policy, data, optimizer: str, rates: dict, tokens: int, seed: int, final_eval: int = 64_000, evals: int = 25) -> dict:
+def run(
+    config,
+    policy,
+    data,
+    optimizer: str,
+    rates: dict,
+    tokens: int,
+    seed: int,
+    final_eval: int = 64_000,
+    evals: int = 25,
+) -> dict:
     "One training run: its validation curve as (tokens, loss), and seconds of wall-clock and CPU time spent in training."
     torch.manual_seed(seed)
     model, o = GPT(config.model).to(policy.device), config.optim
-    opt, _ = make_muon(model, **rates) if optimizer == "Muon" else make_adamw(param_groups(model, o.weight_decay), rates["lr"], o.betas, o.eps)
+    opt, _ = (
+        make_muon(model, **rates)
+        if optimizer == "Muon"
+        else make_adamw(param_groups(model, o.weight_decay), rates["lr"], o.betas, o.eps)
+    )
     base = [group["lr"] for group in opt.param_groups]
     per_step = config.data.batch_size * config.model.block_size
     steps = tokens // per_step
     schedule = make_schedule("trapezoid", steps, warmup_steps=max(1, steps // 20), final=0.02, cooldown=0.6)
-    loader = RandomLoader(data.train, config.data.batch_size, config.model.block_size, seed, device=policy.device)
+    loader = RandomLoader(
+        data.train, config.data.batch_size, config.model.block_size, seed, device=policy.device
+    )
     token_bytes, curve, wall, cpu = data.tokenizer.token_bytes(), [], 0.0, 0.0
     for step in range(steps):
         start = time.perf_counter(), time.process_time()
@@ -58,10 +76,21 @@ def run(config, policy, data, optimizer: str, rates: dict, tokens: int, seed: in
         wall, cpu = wall + time.perf_counter() - start[0], cpu + time.process_time() - start[1]
         if (step + 1) % max(1, steps // evals) == 0 or step + 1 == steps:
             last = step + 1 == steps
-            loss = evaluate(model, data.val, token_bytes, max_tokens=final_eval if last else final_eval // 4, autocast=policy.autocast).loss
+            loss = evaluate(
+                model,
+                data.val,
+                token_bytes,
+                max_tokens=final_eval if last else final_eval // 4,
+                autocast=policy.autocast,
+            ).loss
             curve.append((per_step * (step + 1), loss))
-    print(f"{optimizer} {rates} seed {seed}: loss {curve[-1][1]:.4f} after {curve[-1][0]:,} tokens, {cpu:.0f} s of CPU time", flush=True)
-    return dict(rates=rates, seed=seed, curve=curve, loss=curve[-1][1], wall_s=round(wall, 1), cpu_s=round(cpu, 1))
+    print(
+        f"{optimizer} {rates} seed {seed}: loss {curve[-1][1]:.4f} after {curve[-1][0]:,} tokens, {cpu:.0f} s of CPU time",
+        flush=True,
+    )
+    return dict(
+        rates=rates, seed=seed, curve=curve, loss=curve[-1][1], wall_s=round(wall, 1), cpu_s=round(cpu, 1)
+    )
 
 
 def tokens_to(curve: list, loss: float) -> float | None:
@@ -78,13 +107,24 @@ def machine() -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="laptop --n-layer 6 --ngram-rows None", help="a preset of tinygpt.train, with flags behind it; six layers are the record's")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--preset",
+        default="laptop --n-layer 6 --ngram-rows None",
+        help="a preset of tinygpt.train, with flags behind it; six layers are the record's",
+    )
     parser.add_argument("--tokens", type=int, default=400_000, help="of each run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
     parser.add_argument("--quick", action="store_true", help="no tuning: one setting each")
-    parser.add_argument("--wider", type=float, nargs="+", help="more rates for AdamW, beside those of the saved result; the rest of it stays")
+    parser.add_argument(
+        "--wider",
+        type=float,
+        nargs="+",
+        help="more rates for AdamW, beside those of the saved result; the rest of it stays",
+    )
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     if args.threads:
@@ -92,20 +132,46 @@ def main():
     config, policy = parse_arguments(args.preset.split()).train, choose_policy("auto", "float32")
     data = prepare(config.data.data, config.data.tokenizer, config.model.vocab_size, progress=False)
     config.model.vocab_size = data.tokenizer.n_vocab
-    grids = {"AdamW": ADAMW_RATES[2:3] if args.quick else ADAMW_RATES, "Muon": MUON_RATES[2:3] if args.quick else MUON_RATES}
+    grids = {
+        "AdamW": ADAMW_RATES[2:3] if args.quick else ADAMW_RATES,
+        "Muon": MUON_RATES[2:3] if args.quick else MUON_RATES,
+    }
     path, saved = Path(__file__).parent / "results" / "muon.json", None
     if args.wider:
         saved = json.loads(path.read_text())
-        args.tokens, args.seeds, grids = saved.get("tokens", args.tokens), len(saved["final_loss"]["AdamW"]), {"AdamW": [dict(lr=lr) for lr in args.wider], "Muon": []}
+        args.tokens, args.seeds, grids = (
+            saved.get("tokens", args.tokens),
+            len(saved["final_loss"]["AdamW"]),
+            {"AdamW": [dict(lr=lr) for lr in args.wider], "Muon": []},
+        )
     tuning, best, curves, seconds = {}, {}, {}, {}
     for name, grid in grids.items():
-        tried = [(r["rates"], r["loss"]) for r in (run(config, policy, data, name, rates, args.tokens, TUNING_SEED) for rates in grid)] if len(grid) > 1 or saved else []
+        tried = (
+            [
+                (r["rates"], r["loss"])
+                for r in (run(config, policy, data, name, rates, args.tokens, TUNING_SEED) for rates in grid)
+            ]
+            if len(grid) > 1 or saved
+            else []
+        )
         tuning[name] = (saved["tuning"][name] if saved else []) + tried
         best[name] = min(tuning[name], key=lambda t: t[1])[0] if tuning[name] else grid[0]
         if saved and best[name] == saved["best"][name]:
             curves[name], seconds[name] = saved["curves"][name], saved["cpu_seconds_per_million_tokens"][name]
         else:
-            runs = [run(config, policy, data, name, best[name], args.tokens, TUNING_SEED + 1 + i, 4000 if args.quick else 64_000) for i in range(args.seeds)]
+            runs = [
+                run(
+                    config,
+                    policy,
+                    data,
+                    name,
+                    best[name],
+                    args.tokens,
+                    TUNING_SEED + 1 + i,
+                    4000 if args.quick else 64_000,
+                )
+                for i in range(args.seeds)
+            ]
             curves[name] = [r["curve"] for r in runs]
             seconds[name] = round(1e6 * statistics.median(r["cpu_s"] / r["curve"][-1][0] for r in runs))
     target = statistics.mean(c[-1][1] for c in curves["AdamW"])

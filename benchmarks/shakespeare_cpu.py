@@ -6,15 +6,16 @@
 nanoGPT estimates its loss from 20 random batches of 12 x 64 tokens; ours is over the whole validation part, the last tenth of the text. So each
 trained model is also judged as nanoGPT does it, 30 times over, to see how much that estimate scatters.
 """
+
 import argparse
 import tempfile
 import time
 
 import torch
-
 from data_machine import save
-from tinygpt.data import RandomLoader
-from tinygpt.presets import preset
+
+from tinygpt.data.windows import RandomLoader
+from tinygpt.run.presets import preset
 from tinygpt.train import train
 
 
@@ -26,7 +27,9 @@ def as_nanogpt(result, seed: int) -> float:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-steps", type=int, default=None)
     args = parser.parse_args()
@@ -40,7 +43,14 @@ def main():
             config.eval.sample_tokens, config.eval.save_every = 0, 0
             start = time.perf_counter()
             result = train(config, progress="none")
-            runs.append(dict(seed=seed, val_loss=round(result.val.loss, 4), val_tokens=result.val.tokens, seconds=round(time.perf_counter() - start, 1)))
+            runs.append(
+                dict(
+                    seed=seed,
+                    val_loss=round(result.val.loss, 4),
+                    val_tokens=result.val.tokens,
+                    seconds=round(time.perf_counter() - start, 1),
+                )
+            )
             result.model.eval()
             runs[-1]["random_estimates"] = [round(as_nanogpt(result, s), 4) for s in range(30)]
             print(runs[-1], flush=True)

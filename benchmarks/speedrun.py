@@ -8,6 +8,7 @@ Each writes its file in benchmarks/results. The time of a run is that of all its
 evaluation counted; the text itself lies there. The peer runs as its README says for a CPU, from a copy in which only the seed is changed; its best
 checkpoint is then scored over the whole validation part, in rows of 64 characters, like ours. That scoring is not counted.
 """
+
 import argparse
 import importlib.util
 import shutil
@@ -19,13 +20,17 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-
 from data_machine import load, save, spread
-from tinygpt.corpus import load_corpus
-from tinygpt.report import read_metrics
-from tinygpt.speedrun import GOAL, LADDER, rung_flags, run_command, timed_process
 
-SEEDS, LADDER_SEEDS, LONG_SEED = [301, 302, 303, 304, 305], [101, 102, 103, 104, 105], 401  # the settings were chosen on others
+from tinygpt.data.tokens import load_corpus
+from tinygpt.run.report import read_metrics
+from tinygpt.speedrun import GOAL, LADDER, run_command, rung_flags, timed_process
+
+SEEDS, LADDER_SEEDS, LONG_SEED = (
+    [301, 302, 303, 304, 305],
+    [101, 102, 103, 104, 105],
+    401,
+)  # the settings were chosen on others
 LONG_GOAL = 1.4697  # what nanoGPT's README gives for its run of 10.7 M parameters on a GPU
 LONG = """shakespeare-char --n-layer 4 --n-head 4 --n-embd 256 --batch-size 16 --position rope --norm rmsnorm --qk-norm --mlp relu2 --init zero
           --no-tie-weights --logit-softcap 15 --dropout 0.2 --optimizer muon --muon-lr 0.02 --learning-rate 0.006 --schedule trapezoid
@@ -40,11 +45,15 @@ def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) 
     shutil.copytree(peer, folder, ignore=shutil.ignore_patterns(".git"))
     script = folder / "train.py"
     source = script.read_text()
-    assert source.count("torch.manual_seed(1337 + seed_offset)") == 1, "another nanoGPT than the one this was written for"
+    assert source.count("torch.manual_seed(1337 + seed_offset)") == 1, (
+        "another nanoGPT than the one this was written for"
+    )
     script.write_text(source.replace("1337 + seed_offset", f"{seed} + seed_offset"))
     data = folder / "data/shakespeare_char"
     (data / "input.txt").write_text(text, encoding="utf-8")
-    shorter = [f"--max_iters={iters}", f"--lr_decay_iters={iters}", f"--eval_interval={iters}"] if iters else []
+    shorter = (
+        [f"--max_iters={iters}", f"--lr_decay_iters={iters}", f"--eval_interval={iters}"] if iters else []
+    )
     command = [sys.executable, "train.py", "config/train_shakespeare_char.py", *README, *shorter]
     prepared, *preparing = timed_process([sys.executable, "prepare.py"], cwd=data)
     prepared.check_returncode()
@@ -65,7 +74,14 @@ def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) 
         for start in range(0, len(val) - 1, 64):
             x, y = val[start : start + 64][: len(val) - 1 - start], val[start + 1 : start + 65]
             nats += F.cross_entropy(model(x[None], y[None])[0][0], y, reduction="sum").item()
-    return dict(seed=seed, loss=nats / (len(val) - 1), own_estimate=min(estimates), steps=saved["iter_num"], wall_s=round(wall, 2), cpu_s=round(cpu, 2))
+    return dict(
+        seed=seed,
+        loss=nats / (len(val) - 1),
+        own_estimate=min(estimates),
+        steps=saved["iter_num"],
+        wall_s=round(wall, 2),
+        cpu_s=round(cpu, 2),
+    )
 
 
 def against_peer(args):
@@ -97,13 +113,26 @@ def climb(args):
             continue
         flags = rung_flags(rung.name)
         with tempfile.TemporaryDirectory() as tmp:
-            runs = [run_command(flags + (["--max-steps", str(args.steps)] if args.steps else []), Path(tmp), seed) for seed in LADDER_SEEDS[: args.seeds]]
-        known[rung.name] = dict(name=rung.name, flags=flags, kept=rung.kept, steps=runs[0]["steps"], runs=runs)
+            runs = [
+                run_command(flags + (["--max-steps", str(args.steps)] if args.steps else []), Path(tmp), seed)
+                for seed in LADDER_SEEDS[: args.seeds]
+            ]
+        known[rung.name] = dict(
+            name=rung.name, flags=flags, kept=rung.kept, steps=runs[0]["steps"], runs=runs
+        )
         seconds = statistics.median(run["cpu_s"] for run in runs)
-        print(f"{rung.name:40s} {runs[0]['steps']:5d} steps, loss", *(f"{run['loss']:.3f}" for run in runs), f"{seconds:.1f} s of CPU", flush=True)
+        print(
+            f"{rung.name:40s} {runs[0]['steps']:5d} steps, loss",
+            *(f"{run['loss']:.3f}" for run in runs),
+            f"{seconds:.1f} s of CPU",
+            flush=True,
+        )
         if args.steps is None:
             command = "OMP_NUM_THREADS=1 python benchmarks/speedrun.py --ladder"
-            save("speedrun_ladder", dict(command=command, goal=GOAL, rungs=[known[r.name] for r in LADDER if r.name in known]))
+            save(
+                "speedrun_ladder",
+                dict(command=command, goal=GOAL, rungs=[known[r.name] for r in LADDER if r.name in known]),
+            )
 
 
 def run_long(args):
@@ -113,24 +142,38 @@ def run_long(args):
         run = run_command(flags, Path(tmp), LONG_SEED)
         lines = read_metrics(Path(tmp) / f"seed{LONG_SEED}")
     train = [line["loss"] for line in lines if "loss" in line]
-    curve = [dict(step=line["step"], val_loss=line["val_loss"], train_loss=statistics.mean(train[: line["step"]][-50:])) for line in lines if "val_loss" in line]
+    curve = [
+        dict(
+            step=line["step"],
+            val_loss=line["val_loss"],
+            train_loss=statistics.mean(train[: line["step"]][-50:]),
+        )
+        for line in lines
+        if "val_loss" in line
+    ]
     print(run, *curve, sep="\n")
     if args.steps is None:
         save("speedrun_long", dict(goal=LONG_GOAL, flags=LONG, run=run, curve=curve, tried=tried))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peer", type=Path, help="a clone of nanoGPT")
     parser.add_argument("--ladder", action="store_true")
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--rung", nargs="+", help="with --ladder: only these, into the record that is there")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=None, help="a trial of the script with so few steps; writes nothing")
+    parser.add_argument(
+        "--steps", type=int, default=None, help="a trial of the script with so few steps; writes nothing"
+    )
     args = parser.parse_args()
     if args.peer:
         if not (args.peer / "train.py").exists():
-            sys.exit(f"error: {args.peer} has no train.py: give --peer the folder of a clone of github.com/karpathy/nanoGPT")
+            sys.exit(
+                f"error: {args.peer} has no train.py: give --peer the folder of a clone of github.com/karpathy/nanoGPT"
+            )
         against_peer(args)
     if args.ladder:
         climb(args)

@@ -7,6 +7,7 @@
 Solutions, holes and slips (tests/slips.py) go through the machinery of `python -m tinygpt.learn check`: a learner's notebook, laid over a copy of the project.
 The tests that name a function are tried first, the fastest of them before the others, and its whole file only if they stay green. Linux and macOS (it forks).
 """
+
 import argparse
 import ast
 import hashlib
@@ -28,15 +29,17 @@ import pytest
 import torch
 import torch.utils.flop_counter  # noqa: F401
 
-from tinygpt.learn_book import Definition, exercises_of, find_project, make_hole, make_notebook, read_notebook
-from tinygpt.learn_judge import copy_project, environment, find_tests
-from tinygpt.learn_overlay import Work, lay_over, read_work
+from tinygpt.learn.book import Definition, exercises_of, find_project, make_hole, make_notebook, read_notebook
+from tinygpt.learn.judge import copy_project, environment, find_tests
+from tinygpt.learn.overlay import Work, lay_over, read_work
 
 ROOT = find_project()
 RESULTS = ROOT / "benchmarks/results/teeth.json"
 
 
-def forked(folder: Path, tests: list[str], stop: bool = True, seconds: float = 120.0, total: float = 900.0) -> list[dict]:
+def forked(
+    folder: Path, tests: list[str], stop: bool = True, seconds: float = 120.0, total: float = 900.0
+) -> list[dict]:
     "Like `learn_judge.run_tests`, in a fork of this process, which has imported torch and pytest already."
     outcome = folder / "outcome.jsonl"
     outcome.unlink(missing_ok=True)
@@ -44,13 +47,21 @@ def forked(folder: Path, tests: list[str], stop: bool = True, seconds: float = 1
         os.setsid()
         os.chdir(folder)
         os.environ.update(environment(folder) | {"TINYGPT_SECONDS": str(seconds)})
-        for name in [n for n in sys.modules if n.split(".")[0] in ("tinygpt", "tinygpt_ran", "conftest") or n.startswith("test_")]:
+        for name in [
+            n
+            for n in sys.modules
+            if n.split(".")[0] in ("tinygpt", "tinygpt_ran", "conftest") or n.startswith("test_")
+        ]:
             del sys.modules[name]
-        sys.path[:] = [str(folder)] + [p for p in sys.path if Path(p or ".").resolve() not in (ROOT, ROOT / "benchmarks")]
+        sys.path[:] = [str(folder)] + [
+            p for p in sys.path if Path(p or ".").resolve() not in (ROOT, ROOT / "benchmarks")
+        ]
         log = os.open(folder / "pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        status = pytest.main([*tests, "-q", "-p", "tinygpt_probe", "-p", "no:cacheprovider", *(["-x"] if stop else [])])
+        status = pytest.main(
+            [*tests, "-q", "-p", "tinygpt_probe", "-p", "no:cacheprovider", *(["-x"] if stop else [])]
+        )
         sys.stdout.flush()
         os._exit(int(status))
     end, late = time.time() + total, False
@@ -67,7 +78,17 @@ def forked(folder: Path, tests: list[str], stop: bool = True, seconds: float = 1
     results = [json.loads(line) for line in outcome.read_text().splitlines()] if outcome.exists() else []
     results = [r for r in results if "test" in r]
     if late:
-        results.append(dict(test=tests[0], outcome="failed", seconds=total, ran=[], fixtures=[], error="all tests together ran too long", frames=[]))
+        results.append(
+            dict(
+                test=tests[0],
+                outcome="failed",
+                seconds=total,
+                ran=[],
+                fixtures=[],
+                error="all tests together ran too long",
+                frames=[],
+            )
+        )
     if not results:
         raise RuntimeError(f"pytest did not run {tests}: {(folder / 'pytest.log').read_text()[-2000:]}")
     return results
@@ -88,7 +109,11 @@ def likely_tests(root: Path, files: list[str], name: str) -> list[list[str]]:
             source = (root / file).read_text(encoding="utf-8")
             for node in ast.parse(source).body:
                 text = ast.get_source_segment(source, node) or ""
-                if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and re.search(rf"\b{word}\b", text):
+                if (
+                    isinstance(node, ast.FunctionDef)
+                    and node.name.startswith("test")
+                    and re.search(rf"\b{word}\b", text)
+                ):
                     slow = bool(re.search(r"run_processes|subprocess|Popen|torchrun|\btrain\(", text))
                     found.append((slow, len(text), f"{file}::{node.name}"))
         groups.append([test for *_, test in sorted(found)])
@@ -105,14 +130,18 @@ class Chapter:
         self.files = find_tests(folder, self.module)
         exercises = exercises_of(ROOT, name)
         nb = make_notebook(ROOT, name, only=[])
-        nb["metadata"]["tinygpt"]["holes"] = [d.name for d in exercises]  # as if a learner had written all of it
+        nb["metadata"]["tinygpt"]["holes"] = [
+            d.name for d in exercises
+        ]  # as if a learner had written all of it
         self.work = read_work(nb, read_notebook(ROOT / f"nbs/{name}.ipynb"), name)
         self.names = [d.name for d in exercises]
         assert list(self.work.written) == self.names, (name, self.work.problems)
         self.fastest = {}  # function -> tests that ran it, the fastest first
 
     def lay(self, definitions: dict[str, Definition]):
-        self.path.write_text(lay_over(self.source, Work(self.name, written=definitions), list(definitions)), encoding="utf-8")
+        self.path.write_text(
+            lay_over(self.source, Work(self.name, written=definitions), list(definitions)), encoding="utf-8"
+        )
 
     def restore(self):
         self.path.write_text(self.source, encoding="utf-8")
@@ -125,13 +154,23 @@ class Chapter:
             for key in r["ran"] if r["outcome"] == "passed" else []:
                 self.fastest.setdefault(key.split(":")[1], []).append(r["test"])
         counts = {o: sum(r["outcome"] == o for r in results) for o in ("passed", "failed", "skipped")}
-        return counts | ({"first": f"{is_red(results)}: {[r for r in results if r['outcome'] == 'failed'][0].get('error', '')[:300]}"} if counts["failed"] else {})
+        return counts | (
+            {
+                "first": f"{is_red(results)}: {[r for r in results if r['outcome'] == 'failed'][0].get('error', '')[:300]}"
+            }
+            if counts["failed"]
+            else {}
+        )
 
     def red(self, name: str, text: str) -> str | None:
         "The test that fails with this text in place of a function, or None."
         d = self.work.written[name]
         self.lay({name: Definition(name, text, d.first, d.last, d.cell)})
-        tries = [self.fastest[name][:1], self.fastest[name]] if name in self.fastest else likely_tests(self.folder, self.files, name)
+        tries = (
+            [self.fastest[name][:1], self.fastest[name]]
+            if name in self.fastest
+            else likely_tests(self.folder, self.files, name)
+        )
         tries = [group for i, group in enumerate(tries) if group and group not in tries[:i]]
         if tries and len(tries[0]) > 3:
             tries.insert(0, tries[0][:2])
@@ -159,7 +198,7 @@ def slipped(d: Definition, slip) -> str:
 
 
 def all_definitions(chapter: str) -> dict[str, Definition]:
-    from tinygpt.learn_book import exports_in
+    from tinygpt.learn.book import exports_in
 
     return {d.name: d for d in exports_in(read_notebook(ROOT / f"nbs/{chapter}.ipynb"))}
 
@@ -178,9 +217,14 @@ def examine(name: str, parts: list[str], folder: Path, before: dict, note) -> di
         for function in chapter.names:
             if not red.get(function):
                 red[function] = chapter.red(function, make_hole(chapter.work.written[function]))
-                note(f"{name}: hole in {function}: {'red: ' + red[function] if red[function] else 'NO TEST FAILS'}")
+                note(
+                    f"{name}: hole in {function}: {'red: ' + red[function] if red[function] else 'NO TEST FAILS'}"
+                )
     if "slips" in parts:
-        slips, caught = [s for s in load_slips() if s.module == chapter.module], record.setdefault("slips", {})
+        slips, caught = (
+            [s for s in load_slips() if s.module == chapter.module],
+            record.setdefault("slips", {}),
+        )
         definitions = all_definitions(name)
         for slip in slips:
             label = f"{slip.function}: {slip.why}"
@@ -191,7 +235,9 @@ def examine(name: str, parts: list[str], folder: Path, before: dict, note) -> di
                     continue
                 chapter.work.written.setdefault(slip.function, definitions[slip.function])
                 caught[label] = chapter.red(slip.function, slipped(definitions[slip.function], slip))
-                note(f"{name}: slip {label}: {'caught by ' + caught[label] if caught[label] else 'NOT CAUGHT'}")
+                note(
+                    f"{name}: slip {label}: {'caught by ' + caught[label] if caught[label] else 'NOT CAUGHT'}"
+                )
     chapter.restore()
     return record
 
@@ -201,17 +247,30 @@ def table(chapters: dict) -> str:
     lines, sums = [f"{'chapter':26s} {'holes red':>10s} {'green':>8s} {'slips caught':>13s}"], [0, 0, 0, 0]
     for name, r in sorted(chapters.items()):
         red, slips = r.get("red", {}), r.get("slips", {})
-        numbers = sum(map(bool, red.values())), r.get("exercises", 0), sum(map(bool, slips.values())), len(slips)
+        numbers = (
+            sum(map(bool, red.values())),
+            r.get("exercises", 0),
+            sum(map(bool, slips.values())),
+            len(slips),
+        )
         sums = [a + b for a, b in zip(sums, numbers)]
         green = r.get("green", {})
-        lines.append(f"{name:26s} {numbers[0]:4d} of {numbers[1]:2d} {'-' if not green else 'no' if green['failed'] else 'yes':>8s} {numbers[2]:6d} of {numbers[3]:3d}")
-    return "\n".join([*lines, f"{'all':26s} {sums[0]:3d} of {sums[1]:3d} {'':8s} {sums[2]:6d} of {sums[3]:3d}"])
+        lines.append(
+            f"{name:26s} {numbers[0]:4d} of {numbers[1]:2d} {'-' if not green else 'no' if green['failed'] else 'yes':>8s} {numbers[2]:6d} of {numbers[3]:3d}"
+        )
+    return "\n".join(
+        [*lines, f"{'all':26s} {sums[0]:3d} of {sums[1]:3d} {'':8s} {sums[2]:6d} of {sums[3]:3d}"]
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("chapters", nargs="*", help="notebooks such as 10_adamw (default: all)")
-    parser.add_argument("--parts", nargs="+", default=["green", "holes", "slips"], choices=["green", "holes", "slips"])
+    parser.add_argument(
+        "--parts", nargs="+", default=["green", "holes", "slips"], choices=["green", "holes", "slips"]
+    )
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--again", action="store_true", help="do not go on from the saved results")
     args = parser.parse_args()
@@ -221,14 +280,25 @@ def main():
         folder = Path(tmp).resolve()
         copy_project(ROOT, folder)
         for name in [n for n in names if not args.chapters or any(n.startswith(c) for c in args.chapters)]:
-            sources = [folder / f"tinygpt/{name[3:]}.py", *(folder / file for file in find_tests(folder, name[3:]))]
+            sources = [
+                folder / f"tinygpt/{name[3:]}.py",
+                *(folder / file for file in find_tests(folder, name[3:])),
+            ]
             state = hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:16]
             before = saved.get(name, {}) if saved.get(name, {}).get("sources") == state else {}
             if not sources[0].exists():
                 continue  # a chapter that is younger than the copy
-            saved[name] = examine(name, args.parts, folder, before, lambda line: print(f"{time.strftime('%X')} {line}", flush=True)) | {"sources": state}
+            saved[name] = examine(
+                name,
+                args.parts,
+                folder,
+                before,
+                lambda line: print(f"{time.strftime('%X')} {line}", flush=True),
+            ) | {"sources": state}
             if args.save:
-                saved = (json.loads(RESULTS.read_text())["chapters"] if RESULTS.exists() else {}) | {name: saved[name]}  # another run may have written meanwhile
+                saved = (json.loads(RESULTS.read_text())["chapters"] if RESULTS.exists() else {}) | {
+                    name: saved[name]
+                }  # another run may have written meanwhile
                 saved = dict(sorted((n, r) for n, r in saved.items() if n in names))
                 result = dict(
                     command="python benchmarks/teeth.py --save", date=str(date.today()), python=platform.python_version(), torch=torch.__version__,

@@ -1,4 +1,5 @@
 """Every test runs with a cache folder of its own, so that nothing of the user's is read or changed."""
+
 import os
 
 import pytest
@@ -24,5 +25,11 @@ def cache(tmp_path_factory):
 def words(tmp_path):
     "A small text file of repeated sentences with some numbers in them: about 60 kB, easy to learn."
     path = tmp_path / "words.txt"
-    path.write_text("".join(f"The {i % 17}th of {i % 12} months is a good day for number {i}. Or is it?\n" for i in range(1000)), encoding="utf-8")
+    path.write_text(
+        "".join(
+            f"The {i % 17}th of {i % 12} months is a good day for number {i}. Or is it?\n"
+            for i in range(1000)
+        ),
+        encoding="utf-8",
+    )
     return path

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tinygpt.accumulate import NoiseScale, accumulate_gradients, clip_gradients, count_targets, gradient_noise_scale, measure_noise_scale
+from tinygpt.accumulate import (
+    NoiseScale,
+    accumulate_gradients,
+    clip_gradients,
+    count_targets,
+    gradient_noise_scale,
+    measure_noise_scale,
+)
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 
@@ -34,13 +41,17 @@ def gradients(model):
 def test_micro_steps_equal_the_one_big_batch_with_ragged_rows(model, batch, micro):
     x, y = batch
     logits, _ = model(x)
-    oracle = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-100)  # torch's mean over counted targets
+    oracle = nn.functional.cross_entropy(
+        logits.flatten(0, 1), y.flatten(), ignore_index=-100
+    )  # torch's mean over counted targets
     oracle.backward()
     expected = gradients(model)
     model.zero_grad()
     loss = accumulate_gradients(model, x, y, micro)
     assert (gradients(model) - expected).abs().max() < 1e-12
-    assert loss.item() == pytest.approx(oracle.item(), rel=1e-6)  # the mean over all micro-steps, not the last one's
+    assert loss.item() == pytest.approx(
+        oracle.item(), rel=1e-6
+    )  # the mean over all micro-steps, not the last one's
 
 
 def test_parts_of_a_batch_add_up_when_told_the_total(model, batch):
@@ -50,7 +61,9 @@ def test_parts_of_a_batch_add_up_when_told_the_total(model, batch):
     expected = gradients(model)
     model.zero_grad()
     total = count_targets(y)
-    losses = [accumulate_gradients(model, x[part], y[part], 1, total=total) for part in (slice(0, 3), slice(3, 7))]
+    losses = [
+        accumulate_gradients(model, x[part], y[part], 1, total=total) for part in (slice(0, 3), slice(3, 7))
+    ]
     assert (gradients(model) - expected).abs().max() < 1e-12
     model.zero_grad()
     assert sum(losses).item() == pytest.approx(accumulate_gradients(model, x, y).item(), rel=1e-6)
@@ -64,7 +77,9 @@ def test_gradients_add_to_what_is_there_and_scale_reaches_them(model, batch):
     assert (gradients(model) - 2 * once).abs().max() < 1e-12
     model.zero_grad()
     loss = accumulate_gradients(model, x, y, 2, scale=lambda l: 1024 * l)
-    assert (gradients(model) - 1024 * once).abs().max() < 1e-9 and loss < 100  # the reported loss is not scaled
+    assert (
+        gradients(model) - 1024 * once
+    ).abs().max() < 1e-9 and loss < 100  # the reported loss is not scaled
 
 
 def test_a_batch_without_targets_gives_no_gradient_and_no_nan(model, batch):
@@ -123,16 +138,27 @@ def test_a_float_total_divides_as_ranks_that_average_need_it(model, batch):
     whole = accumulate_gradients(model, x, y)
     expected = gradients(model)
     model.zero_grad()
-    losses = [accumulate_gradients(model, x[rank::3], y[rank::3], 1, total=count_targets(y) / 3) for rank in range(3)]
+    losses = [
+        accumulate_gradients(model, x[rank::3], y[rank::3], 1, total=count_targets(y) / 3)
+        for rank in range(3)
+    ]
     assert (gradients(model) / 3 - expected).abs().max() < 1e-12
-    assert (sum(losses) / 3).item() == pytest.approx(whole.item(), rel=1e-6)  # the mean over ranks is the loss of the batch
+    assert (sum(losses) / 3).item() == pytest.approx(
+        whole.item(), rel=1e-6
+    )  # the mean over ranks is the loss of the batch
 
 
 @settings(max_examples=25, deadline=None)
-@given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=8), micro=st.integers(1, 9), world=st.integers(1, 3))
+@given(
+    counts=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    micro=st.integers(1, 9),
+    world=st.integers(1, 3),
+)
 def test_any_ragged_counts_micro_batches_and_ranks_give_the_big_batch(counts, micro, world):
     g = torch.Generator().manual_seed(sum(counts))
-    table = nn.Embedding(9, 9, dtype=torch.float64, _weight=torch.randn(9, 9, generator=g, dtype=torch.float64))
+    table = nn.Embedding(
+        9, 9, dtype=torch.float64, _weight=torch.randn(9, 9, generator=g, dtype=torch.float64)
+    )
     table.requires_grad_()
 
     class Bigram(nn.Module):
@@ -144,7 +170,10 @@ def test_any_ragged_counts_micro_batches_and_ranks_give_the_big_batch(counts, mi
     for row, counted in enumerate(counts):
         y[row, counted:] = -100
     total = count_targets(y)
-    losses = [accumulate_gradients(Bigram(), x[r::world], y[r::world], micro, total=total / world) for r in range(world)]
+    losses = [
+        accumulate_gradients(Bigram(), x[r::world], y[r::world], micro, total=total / world)
+        for r in range(world)
+    ]
     if total == 0:
         assert sum(losses) == 0 and not table.weight.grad.any()
         return
@@ -160,7 +189,9 @@ def test_the_logged_loss_is_the_mean_and_not_the_last_micro_steps(model, batch):
     parts = [model(x[i : i + 2], y[i : i + 2])[1].item() for i in range(0, 7, 2)]
     loss = accumulate_gradients(model, x, y, 2).item()
     assert loss == pytest.approx(model(x, y)[1].item(), rel=1e-6)
-    assert abs(loss - parts[-1]) > 1e-3 and abs(loss - sum(parts) / len(parts)) > 1e-4  # neither the last nor the mean of means
+    assert (
+        abs(loss - parts[-1]) > 1e-3 and abs(loss - sum(parts) / len(parts)) > 1e-4
+    )  # neither the last nor the mean of means
 
 
 class Recorder(nn.Module):
@@ -284,7 +315,9 @@ def test_the_noise_scale_of_a_linear_model_is_the_closed_form():
 def test_both_estimates_are_unbiased_where_the_naive_ones_are_not():
     d, g = 30, torch.Generator().manual_seed(1)
     mean, n = torch.full((d,), 0.1, dtype=torch.float64), 4000  # |G|² = 0.3, tr Σ = 30
-    norms = {B: (mean + torch.randn(n, d, generator=g, dtype=torch.float64) / B**0.5).norm(dim=1) for B in (2, 16)}
+    norms = {
+        B: (mean + torch.randn(n, d, generator=g, dtype=torch.float64) / B**0.5).norm(dim=1) for B in (2, 16)
+    }
     found = gradient_noise_scale(norms[2], norms[16], 2, 16)
     assert found.signal == pytest.approx(0.3, abs=0.05) and found.noise == pytest.approx(30, rel=0.02)
     assert norms[16].square().mean() > 5 * 0.3  # the big batch's own norm is far off
@@ -307,7 +340,10 @@ def test_norms_of_one_steps_micro_batches_give_their_sample_variance(model, batc
 def test_noise_scale_with_frozen_and_unused_parameters():
     g = torch.Generator().manual_seed(0)
     linear = Linear(torch.ones(3, dtype=torch.float64))
-    linear.frozen, linear.unused = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
+    linear.frozen, linear.unused = (
+        nn.Parameter(torch.ones(2), requires_grad=False),
+        nn.Parameter(torch.ones(2)),
+    )
     assert measure_noise_scale(linear, [linear_data(8, 3, 1.0, g)], 2).noise > 0
 
 

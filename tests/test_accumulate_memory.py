@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tinygpt.accumulate import accumulate_gradients
 from tinygpt.accumulate_memory import ChunkedLossGPT, _chunk, checkpoint_blocks, chunked_cross_entropy
-from tinygpt.measure_memory import activation_bytes
+from tinygpt.measure.memory import activation_bytes
 from tinygpt.model import GPT, GPTConfig, KVCache
 from tinygpt.support import UserError, peak_bytes
 
@@ -61,7 +61,12 @@ def test_other_random_numbers_in_the_second_run_would_be_seen():
     model = make(dropout=0.3)
     _, before = gradients(model)
     for block in model.h:
-        block.forward = functools.partial(checkpoint, functools.partial(type(block).forward, block), use_reentrant=False, preserve_rng_state=False)
+        block.forward = functools.partial(
+            checkpoint,
+            functools.partial(type(block).forward, block),
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
     _, after = gradients(model)
     assert not all(torch.equal(a, b) for a, b in zip(before, after))
 
@@ -87,7 +92,9 @@ def test_checkpointing_keeps_one_input_per_block_and_so_saves_what_was_predicted
     checkpoint_blocks(model)
     saved, kept = plain - peak_bytes(step), activation_bytes(config, 8)
     block, stream = kept["attention"] + kept["mlp"], 8 * 64 * 64 * 4
-    assert saved == pytest.approx(6 * (block - stream) - block, rel=0.25)  # the block that runs again is there once
+    assert saved == pytest.approx(
+        6 * (block - stream) - block, rel=0.25
+    )  # the block that runs again is there once
 
 
 def test_the_second_run_is_a_forward_of_the_blocks_and_not_of_the_head():
@@ -100,7 +107,9 @@ def test_the_second_run_is_a_forward_of_the_blocks_and_not_of_the_head():
 
     plain, again = flops(), (checkpoint_blocks(model), flops())[1]
     C, tokens = 16, x.numel()
-    products = 2 * (3 * C * C + C * C + 4 * C * C) + 4 * C * 16  # qkv, projection, first half of the MLP; scores and values
+    products = (
+        2 * (3 * C * C + C * C + 4 * C * C) + 4 * C * 16
+    )  # qkv, projection, first half of the MLP; scores and values
     assert again - plain == 3 * tokens * products  # the MLP's second product is not needed again
 
 
@@ -176,7 +185,9 @@ def test_checkpoints_and_chunks_are_captured_by_compile_and_train_the_same(varia
 def oracle(x, weight, targets, V, cap, reduction):
     "torch's own cross-entropy on whole logits."
     z = x.flatten(0, -2) @ weight[:V].mT
-    loss = F.cross_entropy(cap * torch.tanh(z / cap) if cap else z, targets.flatten(), ignore_index=-100, reduction="sum")
+    loss = F.cross_entropy(
+        cap * torch.tanh(z / cap) if cap else z, targets.flatten(), ignore_index=-100, reduction="sum"
+    )
     return loss / max(1, int((targets != -100).sum())) if reduction == "mean" else loss
 
 
@@ -195,7 +206,10 @@ def inputs(N=11, C=5, V=20, padded=24, ignore=0.3, seed=0):
 )  # fmt: skip
 def test_loss_and_gradients_equal_torchs_on_whole_logits(N, chunk, cap, reduction, ignore, padded, seed):
     x, w, t = inputs(N, padded=padded, ignore=ignore, seed=seed)
-    ours, theirs = chunked_cross_entropy(x, w, t, 20, cap, reduction, chunk), oracle(x, w, t, 20, cap, reduction)
+    ours, theirs = (
+        chunked_cross_entropy(x, w, t, 20, cap, reduction, chunk),
+        oracle(x, w, t, 20, cap, reduction),
+    )
     assert abs(ours - theirs) < 1e-12 * max(1, abs(theirs))
     for a, b in zip(torch.autograd.grad(3 * ours, (x, w)), torch.autograd.grad(3 * theirs, (x, w))):
         assert (a - b).abs().max() < 1e-12
@@ -232,13 +246,19 @@ def test_equal_to_torchs_own_fused_loss_where_it_has_one():
         pytest.skip("this torch has no linear_cross_entropy")
     x, w, t = inputs(padded=20)
     ours, theirs = chunked_cross_entropy(x, w, t, chunk=4), F.linear_cross_entropy(x, w, t, ignore_index=-100)
-    for a, b in zip((ours, *torch.autograd.grad(ours, (x, w))), (theirs, *torch.autograd.grad(theirs, (x, w)))):
+    for a, b in zip(
+        (ours, *torch.autograd.grad(ours, (x, w))), (theirs, *torch.autograd.grad(theirs, (x, w)))
+    ):
         assert (a - b).abs().max() < 1e-12
 
 
 def test_the_logits_of_no_more_than_a_chunk_exist():
     N, C, V, chunk = 1024, 32, 2048, 64
-    x, w, t = torch.randn(N, C, requires_grad=True), torch.randn(V, C, requires_grad=True), torch.randint(V, (N,))
+    x, w, t = (
+        torch.randn(N, C, requires_grad=True),
+        torch.randn(V, C, requires_grad=True),
+        torch.randint(V, (N,)),
+    )
 
     def step(f):
         def run():
@@ -262,7 +282,9 @@ def test_no_product_is_made_twice():
             f().backward()
         return counter.get_total_flops()
 
-    assert flops(lambda: chunked_cross_entropy(x, w, t, chunk=4)) == flops(lambda: oracle(x, w, t, 20, 0.0, "mean"))
+    assert flops(lambda: chunked_cross_entropy(x, w, t, chunk=4)) == flops(
+        lambda: oracle(x, w, t, 20, 0.0, "mean")
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -293,9 +315,15 @@ def test_under_autocast_the_loss_is_float32_and_close_to_the_models():
         theirs = model(x, y)[1]
         ours = ChunkedLossGPT(model, 9)(x, y)[1]
     assert ours.dtype == torch.float32 and abs(ours - theirs) < 1e-4
-    want, got = torch.autograd.grad(theirs, list(model.parameters())), torch.autograd.grad(ours, list(model.parameters()))
+    want, got = (
+        torch.autograd.grad(theirs, list(model.parameters())),
+        torch.autograd.grad(ours, list(model.parameters())),
+    )
     assert all(a.dtype == b.dtype for a, b in zip(got, want))
-    assert (torch.cat([(a - b).flatten() for a, b in zip(got, want)]).norm() / torch.cat([b.flatten() for b in want]).norm()) < 0.02
+    assert (
+        torch.cat([(a - b).flatten() for a, b in zip(got, want)]).norm()
+        / torch.cat([b.flatten() for b in want]).norm()
+    ) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -323,10 +351,16 @@ def test_on_a_gpu_the_padded_head_gives_the_same(dtype):
     model, (x, y) = make(GPTConfig.modern).cuda(), (t.cuda() for t in batch())
     with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
         theirs, ours = model(x, y)[1], ChunkedLossGPT(checkpoint_blocks(model), 9)(x, y)[1]
-    want, got = torch.autograd.grad(theirs, list(model.parameters())), torch.autograd.grad(ours, list(model.parameters()))
+    want, got = (
+        torch.autograd.grad(theirs, list(model.parameters())),
+        torch.autograd.grad(ours, list(model.parameters())),
+    )
     bound = 1e-4 if dtype == torch.float32 else 0.03
     assert abs(ours - theirs) < bound
-    assert torch.cat([(a - b).flatten() for a, b in zip(got, want)]).norm() < bound * torch.cat([b.flatten() for b in want]).norm()
+    assert (
+        torch.cat([(a - b).flatten() for a, b in zip(got, want)]).norm()
+        < bound * torch.cat([b.flatten() for b in want]).norm()
+    )
 
 
 @pytest.mark.parametrize("cap", [0.0, 3.0])

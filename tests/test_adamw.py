@@ -31,7 +31,9 @@ VARIANTS = {
     "llama": GPTConfig.llama(**SMALL, n_kv_head=1),
     "llama tied": GPTConfig.llama(**SMALL, tie_weights=True),
     "modern": GPTConfig.modern(**SMALL),
-    "all at once": GPTConfig.modern(**SMALL, position="learned", norm="layernorm", mlp="swiglu", bias=True, n_kv_head=1),
+    "all at once": GPTConfig.modern(
+        **SMALL, position="learned", norm="layernorm", mlp="swiglu", bias=True, n_kv_head=1
+    ),
 }
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -50,7 +52,11 @@ class Operations(TorchDispatchMode):
 
 def with_gradients(model_or_params, seed=0):
     "Give every parameter a gradient that follows from the seed."
-    params = list(model_or_params.parameters()) if isinstance(model_or_params, nn.Module) else list(model_or_params)
+    params = (
+        list(model_or_params.parameters())
+        if isinstance(model_or_params, nn.Module)
+        else list(model_or_params)
+    )
     generator = torch.Generator().manual_seed(seed)
     for p in params:
         p.grad = torch.randn(p.shape, generator=generator).to(p)
@@ -71,7 +77,9 @@ def test_a_thousand_steps_equal_torchs_bit_for_bit(eps, weight_decay, dtype):
     a, b = AdamW(ours, **how), torch.optim.AdamW(theirs, **how, foreach=False)
     for step in range(1000):
         for p, q in zip(ours, theirs):
-            p.grad = torch.randn(p.shape, generator=g, dtype=dtype) * 10.0 ** (step % 12 - 10)  # from far below any eps to far above
+            p.grad = torch.randn(p.shape, generator=g, dtype=dtype) * 10.0 ** (
+                step % 12 - 10
+            )  # from far below any eps to far above
             q.grad = p.grad.clone()
         a.step()
         b.step()
@@ -83,7 +91,10 @@ def test_a_thousand_steps_equal_torchs_bit_for_bit(eps, weight_decay, dtype):
 def test_other_betas_and_bfloat16_equal_torchs_too(betas):
     for dtype in (torch.float32, torch.bfloat16):
         p, q = (nn.Parameter(torch.linspace(-1, 1, 7).to(dtype)) for _ in range(2))
-        a, b = AdamW([p], lr=0.01, betas=betas), torch.optim.AdamW([q], lr=0.01, betas=betas, weight_decay=0.1, foreach=False)
+        a, b = (
+            AdamW([p], lr=0.01, betas=betas),
+            torch.optim.AdamW([q], lr=0.01, betas=betas, weight_decay=0.1, foreach=False),
+        )
         for step in range(50):
             for x in (p, q):
                 with_gradients([x], step)
@@ -111,7 +122,9 @@ def test_the_rule_is_the_papers(gradients, start, lr, beta1, beta2, eps, decay):
     p, m, v = torch.tensor([start], dtype=torch.float64), *torch.zeros(2, 1, dtype=torch.float64)
     for t, g in enumerate(gradients, 1):
         adamw_update(p, torch.tensor([g], dtype=torch.float64), m, v, t, lr, (beta1, beta2), eps, decay)
-    assert p.item() == pytest.approx(textbook(start, gradients, lr, beta1, beta2, eps, decay), rel=1e-9, abs=1e-9)
+    assert p.item() == pytest.approx(
+        textbook(start, gradients, lr, beta1, beta2, eps, decay), rel=1e-9, abs=1e-9
+    )
 
 
 def test_the_first_step_has_the_size_of_the_learning_rate_whatever_the_gradient():
@@ -122,7 +135,9 @@ def test_the_first_step_has_the_size_of_the_learning_rate_whatever_the_gradient(
 
 
 @pytest.mark.parametrize("eps", [1e-10, 1e-3, 1.0])
-def test_a_constant_gradient_gives_steps_of_a_constant_size_at_any_eps(eps):  # eps before the bias correction does not
+def test_a_constant_gradient_gives_steps_of_a_constant_size_at_any_eps(
+    eps,
+):  # eps before the bias correction does not
     g, p, m, v = torch.full((1,), 0.01, dtype=torch.float64), *torch.zeros(3, 1, dtype=torch.float64)
     sizes = []
     for t in range(1, 30):
@@ -173,13 +188,19 @@ def test_shards_of_a_tensor_end_where_the_whole_ends(shape, cuts):
         adamw_update(whole, g, m, v, t, 0.01, weight_decay=0.1)
         for a, b in zip(edges, edges[1:]):
             adamw_update(*(x.view(-1)[a:b] for x in (shards, g, ms, vs)), t, 0.01, weight_decay=0.1)
-    torch.testing.assert_close(shards, whole, rtol=1e-6, atol=1e-7)  # vector instructions round otherwise at the edges of some CPUs
+    torch.testing.assert_close(
+        shards, whole, rtol=1e-6, atol=1e-7
+    )  # vector instructions round otherwise at the edges of some CPUs
 
 
 # ---- groups
 
 
-@pytest.mark.parametrize("frozen", [(), ("wte",), ("norm", "ln_"), ("c_attn", "lm_head")], ids=lambda f: f"{' '.join(f) or 'nothing'} frozen")
+@pytest.mark.parametrize(
+    "frozen",
+    [(), ("wte",), ("norm", "ln_"), ("c_attn", "lm_head")],
+    ids=lambda f: f"{' '.join(f) or 'nothing'} frozen",
+)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_parameter_of_every_variant_is_in_exactly_one_group(name, frozen):
     model = GPT(VARIANTS[name])
@@ -218,8 +239,12 @@ def test_each_kind_is_what_its_name_says(name):
     model = GPT(VARIANTS[name])
     kinds = parameter_kinds(model)
     assert set(kinds) == {n for n, _ in model.named_parameters()} and set(kinds.values()) <= set(KINDS)
-    assert {n for n, k in kinds.items() if k == "embedding"} == {"wte.weight"} | ({"wpe.weight"} if model.wpe is not None else set())
-    assert {n for n, k in kinds.items() if k == "head"} == ({"lm_head.weight"} if model.lm_head is not None else set())
+    assert {n for n, k in kinds.items() if k == "embedding"} == {"wte.weight"} | (
+        {"wpe.weight"} if model.wpe is not None else set()
+    )
+    assert {n for n, k in kinds.items() if k == "head"} == (
+        {"lm_head.weight"} if model.lm_head is not None else set()
+    )
     for n, p in model.named_parameters():
         assert (kinds[n] == "vector") == (p.dim() < 2)
 
@@ -228,7 +253,12 @@ def test_each_kind_is_what_its_name_says(name):
 def test_multipliers_reach_the_steps_of_every_implementation(implementation):
     model = GPT(VARIANTS["modern"])
     before = copy.deepcopy(model)
-    groups = param_groups(model, 0.5, lr_multipliers={"embedding": 4.0, "head": 0.5}, decay_multipliers={"embedding": 0.0, "vector": 1.0})
+    groups = param_groups(
+        model,
+        0.5,
+        lr_multipliers={"embedding": 4.0, "head": 0.5},
+        decay_multipliers={"embedding": 0.0, "vector": 1.0},
+    )
     optimizer, _ = make_adamw(groups, 0.01, eps=0.0, implementation=implementation)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
@@ -238,19 +268,27 @@ def test_multipliers_reach_the_steps_of_every_implementation(implementation):
     kinds = parameter_kinds(model)
     for (n, p), q in zip(model.named_parameters(), before.parameters()):
         lr = rate[kinds[n]]
-        torch.testing.assert_close(p.detach(), q.detach() * (1 - lr * decay[kinds[n]]) - lr)  # the first step has the size of the rate
+        torch.testing.assert_close(
+            p.detach(), q.detach() * (1 - lr * decay[kinds[n]]) - lr
+        )  # the first step has the size of the rate
 
 
 def test_our_class_knows_multipliers_by_itself_and_torchs_own_rates_win():
     p, q, r = (nn.Parameter(torch.ones(1)) for _ in range(3))
-    groups = [dict(params=[p], lr_multiplier=3.0), dict(params=[q], lr_multiplier=3.0, lr=0.7), dict(params=[r])]
+    groups = [
+        dict(params=[p], lr_multiplier=3.0),
+        dict(params=[q], lr_multiplier=3.0, lr=0.7),
+        dict(params=[r]),
+    ]
     assert [g["lr"] for g in AdamW(groups, lr=0.1).param_groups] == pytest.approx([0.3, 0.7, 0.1])
     assert "lr" not in groups[0]  # the caller's groups stay as they were
 
 
 def test_groups_are_the_same_whatever_the_decay():  # a checkpoint's groups must match those of a run that continues it
     model = GPT(VARIANTS["gpt2"])
-    assert [len(g["params"]) for g in param_groups(model, 0.0)] == [len(g["params"]) for g in param_groups(model, 0.1)]
+    assert [len(g["params"]) for g in param_groups(model, 0.0)] == [
+        len(g["params"]) for g in param_groups(model, 0.1)
+    ]
 
 
 @pytest.mark.parametrize("bad, words", [
@@ -313,7 +351,9 @@ def test_a_run_saved_under_one_implementation_goes_on_under_the_other(first, sec
     assert implementation_of(b) == name == second and b.param_groups[0]["lr"] == 0.01
     with Operations() as sent:
         steps(b, q, range(10, 20))
-    assert ("_fused_adamw_" in sent.names) == (second == "fused") and ("_foreach_addcdiv_" in sent.names) == (second == "foreach")
+    assert ("_fused_adamw_" in sent.names) == (second == "fused") and ("_foreach_addcdiv_" in sent.names) == (
+        second == "foreach"
+    )
     for x, y in zip(p, q):
         torch.testing.assert_close(x, y)
         if {first, second} <= {"own", "for-loop"}:
@@ -348,7 +388,11 @@ def test_parameters_without_gradient_are_left_alone():
     opt = AdamW([p, q], lr=0.1)
     p.grad = torch.ones(2)
     opt.step()
-    assert torch.equal(q.detach(), torch.ones(2)) and not torch.equal(p.detach(), torch.ones(2)) and q not in opt.state
+    assert (
+        torch.equal(q.detach(), torch.ones(2))
+        and not torch.equal(p.detach(), torch.ones(2))
+        and q not in opt.state
+    )
 
 
 def test_a_parameter_that_skips_steps_counts_only_its_own():
@@ -403,7 +447,10 @@ def test_settings_that_cannot_work_are_refused_by_every_implementation(bad, word
 def test_all_bad_settings_are_named_together():
     with pytest.raises(UserError) as error:
         AdamW([nn.Parameter(torch.ones(1))], lr=-1, betas=(0.9, 1.0), eps=-1, weight_decay=-0.1)
-    assert all(word in str(error.value) for word in ("lr = -1", "betas = (0.9, 1.0)", "eps = -1", "weight_decay = -0.1"))
+    assert all(
+        word in str(error.value)
+        for word in ("lr = -1", "betas = (0.9, 1.0)", "eps = -1", "weight_decay = -0.1")
+    )
 
 
 @pytest.mark.parametrize("implementation", ["auto", *IMPLEMENTATIONS])

@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinygpt import attention as module
-from tinygpt.attention import attention, fused_attention, naive_attention, tiled_attention, tiled_backward, tiled_forward
+from tinygpt.attention import (
+    attention,
+    fused_attention,
+    naive_attention,
+    tiled_attention,
+    tiled_forward,
+)
 from tinygpt.support import UserError, peak_bytes
 
 IMPLS = ["naive", "tiled", "fused"]
@@ -77,7 +83,9 @@ def saved_tensors(fn):
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("T, S, n_head, n_kv_head, causal, window", SHAPES)
-def test_values_and_gradients_are_those_of_a_loop_over_single_queries(impl, T, S, n_head, n_kv_head, causal, window):
+def test_values_and_gradients_are_those_of_a_loop_over_single_queries(
+    impl, T, S, n_head, n_kv_head, causal, window
+):
     inputs = qkv(T, S, n_head, n_kv_head)
     ours = with_grads(lambda *t: attention(*t, causal=causal, window=window, impl=impl), inputs)
     assert_all_close(ours, with_grads(lambda *t: oracle(*t, causal, window), inputs), atol=1e-12)
@@ -103,9 +111,13 @@ def test_the_tiles_cover_what_may_be_seen_exactly_once_and_no_tile_is_in_vain(wi
         for rows, tiles in module._tiles(T, S, True, window, block):
             for cols, mask in tiles:
                 seen[rows, cols] += 1 if mask is None else mask
-                assert mask is None or (mask.any() and not mask.all()), "a tile that is all hidden, or masked without need"
+                assert mask is None or (mask.any() and not mask.all()), (
+                    "a tile that is all hidden, or masked without need"
+                )
         at = lambda i: i + S - T
-        assert seen.tolist() == [[int(j <= at(i) and (window is None or j > at(i) - window)) for j in range(S)] for i in range(T)]
+        assert seen.tolist() == [
+            [int(j <= at(i) and (window is None or j > at(i) - window)) for j in range(S)] for i in range(T)
+        ]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -120,8 +132,15 @@ def test_the_tiled_backward_passes_gradcheck_in_float64(T, S, n_head, n_kv_head,
 @pytest.mark.parametrize("n_kv_head", [6, 2])
 def test_tiled_equals_pytorch_in_float32_over_many_tiles(causal, n_kv_head):
     inputs = qkv(333, 333, 6, n_kv_head, dim=16, dtype=torch.float32, B=1)
-    theirs = with_grads(lambda *t: F.scaled_dot_product_attention(*t, is_causal=causal, enable_gqa=True), inputs)
-    assert_all_close(with_grads(lambda *t: attention(*t, causal=causal, impl="tiled"), inputs), theirs, atol=1e-4, rtol=1e-4)
+    theirs = with_grads(
+        lambda *t: F.scaled_dot_product_attention(*t, is_causal=causal, enable_gqa=True), inputs
+    )
+    assert_all_close(
+        with_grads(lambda *t: attention(*t, causal=causal, impl="tiled"), inputs),
+        theirs,
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("impl", ["tiled", "fused"])
@@ -129,7 +148,10 @@ def test_no_implementation_is_further_from_float64_than_the_naive_one(impl):
     exact = qkv(400, 400, 4, 4, dim=32, B=1)
     single = [t.detach().float().requires_grad_() for t in exact]
     reference = with_grads(naive_attention, [t.detach().double().requires_grad_() for t in single])
-    error = lambda name: [(a.double() - b).square().mean().sqrt() for a, b in zip(with_grads(lambda *t: attention(*t, impl=name), single), reference)]
+    error = lambda name: [
+        (a.double() - b).square().mean().sqrt()
+        for a, b in zip(with_grads(lambda *t: attention(*t, impl=name), single), reference)
+    ]
     for e, naive in zip(error(impl), error("naive")):
         assert e < 2 * naive, (e, naive)
 
@@ -164,7 +186,9 @@ def test_a_window_of_one_returns_the_values_and_a_wide_window_is_none(impl):
 @pytest.mark.parametrize("impl", IMPLS)
 def test_views_that_are_not_contiguous_give_the_same_numbers(impl):
     T, n_head, n_kv_head, dim = 7, 4, 2, 8
-    packed = torch.randn(2, T, (n_head + 2 * n_kv_head) * dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    packed = torch.randn(
+        2, T, (n_head + 2 * n_kv_head) * dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).requires_grad_()
 
     def split(x):  # what a model does: one projection, split and transposed
         parts = x.split([n_head * dim, n_kv_head * dim, n_kv_head * dim], dim=-1)
@@ -178,7 +202,9 @@ def test_views_that_are_not_contiguous_give_the_same_numbers(impl):
 def test_values_may_be_wider_than_keys(impl):
     q, k, _ = qkv(5, 5)
     v = torch.randn(2, 2, 5, 3, dtype=torch.float64).requires_grad_()
-    assert_all_close(with_grads(lambda *t: attention(*t, impl=impl), [q, k, v]), with_grads(oracle, [q, k, v]), atol=1e-12)
+    assert_all_close(
+        with_grads(lambda *t: attention(*t, impl=impl), [q, k, v]), with_grads(oracle, [q, k, v]), atol=1e-12
+    )
 
 
 # ---- rows that see nothing -------------------------------------------------------------------------------------------
@@ -222,7 +248,9 @@ def test_tiled_keeps_the_inputs_the_output_and_one_number_per_query_and_head(cau
     y, kept = saved_tensors(lambda: attention(q, k, v, causal=causal, window=window, impl="tiled"))
     ours = [t for t in kept if t.data_ptr() not in {x.data_ptr() for x in (q, k, v, y)}]
     assert len(kept) == 5 and [tuple(t.shape) for t in ours] == [(B, n_head, T)]
-    seen = module.visible(*module.last_positions(T, T), window) if causal else torch.ones(T, T, dtype=torch.bool)
+    seen = (
+        module.visible(*module.last_positions(T, T), window) if causal else torch.ones(T, T, dtype=torch.bool)
+    )
     scores = q @ k.repeat_interleave(2, dim=1).mT / math.sqrt(8)
     torch.testing.assert_close(ours[0], scores.masked_fill(~seen, -math.inf).logsumexp(-1))
 
@@ -233,8 +261,17 @@ def test_naive_keeps_a_matrix_of_all_pairs_so_the_check_above_can_fail():
     assert max(t.numel() for t in kept) >= 2 * 2 * 300 * 300
 
 
-@pytest.mark.parametrize("impl, lengths, growth", [("naive", (256, 512), (3.7, 4.1)), ("tiled", (256, 512), (1.0, 2.1)), ("fused", (1024, 2048), (1.0, 2.1))])
-def test_twice_the_length_costs_the_naive_way_four_times_the_memory_and_the_others_twice(impl, lengths, growth):
+@pytest.mark.parametrize(
+    "impl, lengths, growth",
+    [
+        ("naive", (256, 512), (3.7, 4.1)),
+        ("tiled", (256, 512), (1.0, 2.1)),
+        ("fused", (1024, 2048), (1.0, 2.1)),
+    ],
+)
+def test_twice_the_length_costs_the_naive_way_four_times_the_memory_and_the_others_twice(
+    impl, lengths, growth
+):
     def step(T):
         q, k, v = qkv(T, T, dim=16, dtype=torch.float32, B=1)
         run = lambda: attention(q, k, v, impl=impl).sum().backward()
@@ -250,7 +287,9 @@ def test_twice_the_length_costs_the_naive_way_four_times_the_memory_and_the_othe
 def test_pytorchs_is_causal_lets_a_cached_query_see_only_the_first_key():
     q, k, v = qkv(1, 6)
     wrong = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(wrong, v[:, :, :1])  # the mask is aligned top-left: this is why fused_attention avoids it
+    torch.testing.assert_close(
+        wrong, v[:, :, :1]
+    )  # the mask is aligned top-left: this is why fused_attention avoids it
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -260,7 +299,9 @@ def test_cached_equals_uncached(impl, window, chunks):
     q, k, v = qkv(12, 12, 4, 2)
     whole, at, parts = attention(q, k, v, window=window, impl=impl), 0, []
     for n in chunks:  # n new queries against all keys so far
-        parts.append(attention(q[:, :, at : at + n], k[:, :, : at + n], v[:, :, : at + n], window=window, impl=impl))
+        parts.append(
+            attention(q[:, :, at : at + n], k[:, :, : at + n], v[:, :, : at + n], window=window, impl=impl)
+        )
         at += n
     torch.testing.assert_close(torch.cat(parts, dim=2), whole, atol=1e-12, rtol=0)
 
@@ -280,9 +321,13 @@ def test_cached_equals_uncached(impl, window, chunks):
         (8, 4, True, None, True, False, 4),  # the four that see nothing are not even asked
     ],
 )
-def test_fused_asks_for_the_cheapest_kernel_that_is_right(monkeypatch, T, S, causal, window, is_causal, has_mask, keys):
+def test_fused_asks_for_the_cheapest_kernel_that_is_right(
+    monkeypatch, T, S, causal, window, is_causal, has_mask, keys
+):
     calls, real = [], F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, **kw: calls.append((k, kw)) or real(q, k, v, **kw))
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda q, k, v, **kw: calls.append((k, kw)) or real(q, k, v, **kw)
+    )
     fused_attention(*qkv(T, S), causal, window)
     [(k, kw)] = calls
     assert (kw["is_causal"], kw["attn_mask"] is not None, k.size(2)) == (is_causal, has_mask, keys)
@@ -307,7 +352,12 @@ def test_half_precision_is_added_up_in_float32(impl, dtype):
     reference = with_grads(oracle, [t.detach().double().requires_grad_() for t in inputs])
     ours = with_grads(lambda *t: attention(*t, impl=impl), inputs)
     assert all(t.dtype == dtype for t in ours)
-    assert_all_close([t.double() for t in ours], reference, atol=8 * torch.finfo(dtype).eps, rtol=4 * torch.finfo(dtype).eps)
+    assert_all_close(
+        [t.double() for t in ours],
+        reference,
+        atol=8 * torch.finfo(dtype).eps,
+        rtol=4 * torch.finfo(dtype).eps,
+    )
 
 
 def test_running_sums_are_kept_in_float32_over_many_tiles():
@@ -347,7 +397,9 @@ def test_dropout_drops_whole_weights_scales_the_rest_and_repeats_with_the_seed(i
     keep = (y / weights)[weights > 0]
     assert torch.isclose(keep, torch.tensor(1 / (1 - p)), atol=1e-3).logical_or(keep == 0).all()
     assert abs((keep == 0).float().mean() - p) < 0.01
-    assert not y[0].equal(y[1]) and not (y[0, 0] == 0).equal(y[0, 1] == 0)  # other examples and heads drop others
+    assert not y[0].equal(y[1]) and not (y[0, 0] == 0).equal(
+        y[0, 1] == 0
+    )  # other examples and heads drop others
     assert not (y[0, 0, 128:150, :22] == 0).equal(y[0, 0, 128:150, 128:150] == 0)
     torch.manual_seed(3)
     assert attention(q, k, v, dropout=p, impl=impl).equal(y)
@@ -358,7 +410,9 @@ def test_tiled_backward_drops_the_weights_that_forward_dropped():
     T, p, seed = 9, 0.4, 5
     q, k, v = qkv(T, T)
     eye = torch.eye(T, dtype=torch.float64).expand(2, 2, T, T)  # with it the output is the matrix of weights
-    keep = (tiled_forward(q, k, eye, dropout=p, seed=seed, block=4)[0] / tiled_forward(q, k, eye)[0]).nan_to_num(0)
+    keep = (
+        tiled_forward(q, k, eye, dropout=p, seed=seed, block=4)[0] / tiled_forward(q, k, eye)[0]
+    ).nan_to_num(0)
     hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
     plain = lambda q, k, v: ((q @ k.mT / math.sqrt(8)).masked_fill(hidden, -math.inf).softmax(-1) * keep) @ v
     ours = with_grads(lambda *t: module._Tiled.apply(*t, True, None, p, seed, 4), [q, k, v])
@@ -404,7 +458,14 @@ def test_shapes_that_do_not_fit_are_one_sentence():
     q, k, v = qkv(4, 4, 4, 4)
     with pytest.raises(UserError, match="n_kv_head = 3 does not divide n_head = 4"):
         attention(q, k[:, :3], v[:, :3])
-    for bad in [(q[0], k, v), (q, k[:, :, :2], v), (q, k[..., :2], v), (q[:1], k, v), (q, k[:, :2], v), (q, k[:, :0], v[:, :0])]:
+    for bad in [
+        (q[0], k, v),
+        (q, k[:, :, :2], v),
+        (q, k[..., :2], v),
+        (q[:1], k, v),
+        (q, k[:, :2], v),
+        (q, k[:, :0], v[:, :0]),
+    ]:
         with pytest.raises(UserError):
             attention(*bad)
 
@@ -414,9 +475,15 @@ def test_shapes_that_do_not_fit_are_one_sentence():
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("T, window, dtype", [(4096, None, torch.bfloat16), (4096, 256, torch.bfloat16), (4096, None, torch.float32)])
+@pytest.mark.parametrize(
+    "T, window, dtype",
+    [(4096, None, torch.bfloat16), (4096, 256, torch.bfloat16), (4096, None, torch.float32)],
+)
 def test_fused_with_grouped_heads_never_builds_the_matrix_on_cuda(T, window, dtype):
-    q, k, v = (t.detach().cuda().to(dtype).requires_grad_() for t in qkv(T, T, 8, 2, dim=64, B=1, dtype=torch.float32))
+    q, k, v = (
+        t.detach().cuda().to(dtype).requires_grad_()
+        for t in qkv(T, T, 8, 2, dim=64, B=1, dtype=torch.float32)
+    )
     matrix = 8 * T * T * q.element_size()
     assert peak_bytes(lambda: attention(q, k, v, window=window).sum().backward()) < matrix / 2
 

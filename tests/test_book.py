@@ -1,4 +1,5 @@
 """The house itself: the ladder of imports, the sync check, the pages that belong together."""
+
 import ast
 import json
 import re
@@ -26,7 +27,9 @@ def imports_in(source):
     "Modules of the package that a piece of Python imports."
     found = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] == "tinygpt"):
+        if isinstance(node, ast.ImportFrom) and (
+            node.level or (node.module or "").split(".")[0] == "tinygpt"
+        ):
             module = (node.module or "").removeprefix("tinygpt").strip(".")
             found |= {module} if module else {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -57,7 +60,9 @@ def test_a_chapter_imports_only_from_chapters_with_a_lower_number(path):
 def test_an_exported_module_imports_only_from_lower_ones(module):
     source = (ROOT / f"tinygpt/{module}.py").read_text(encoding="utf-8")
     for other in imports_in(source) - {module}:
-        assert NUMBER[other] <= NUMBER[module], f"tinygpt.{module} (chapter {NUMBER[module]:02d}) imports {other} (chapter {NUMBER[other]:02d})"
+        assert NUMBER[other] <= NUMBER[module], (
+            f"tinygpt.{module} (chapter {NUMBER[module]:02d}) imports {other} (chapter {NUMBER[other]:02d})"
+        )
 
 
 @pytest.mark.parametrize("module", sorted(NUMBER))
@@ -82,7 +87,9 @@ def test_importing_the_trainer_loads_nothing_heavy_besides_torch():
 def copy(tmp_path):
     "A copy of what the sync check looks at; the tool in it checks the copy."
     for name in ("nbs", "tinygpt", "tools"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+        )
     for name in ("settings.ini", "pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
     for path in (tmp_path / "nbs").glob("[0-9]*.ipynb"):  # two chapters are enough, and quick
@@ -96,11 +103,18 @@ def copy(tmp_path):
 
 
 def sync(folder, *command):
-    subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        [str(Path(sys.executable).parent / command[0]), *command[1:]],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
 
 
 def check(folder):
-    done = subprocess.run([sys.executable, "tools/book.py", "check"], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "tools/book.py", "check"], cwd=folder, capture_output=True, text=True
+    )
     return done.returncode, done.stdout + (done.stderr if done.returncode > 1 else "")
 
 
@@ -147,13 +161,22 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
 def test_constraints_pin_what_settings_ask_for():
     parser = ConfigParser(delimiters=["="])
     parser.read(ROOT / "settings.ini")
-    wanted = {re.split(r"[<>=]", r)[0] for key in ("requirements", "dev_requirements") for r in parser["DEFAULT"][key].split()}
-    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    wanted = {
+        re.split(r"[<>=]", r)[0]
+        for key in ("requirements", "dev_requirements")
+        for r in parser["DEFAULT"][key].split()
+    }
+    pinned = {
+        line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    }
     assert wanted <= pinned, wanted - pinned
 
 
 def test_links_between_pages_lead_somewhere():
-    pages = {p: "\n".join(c.source for c in nbformat.read(p, as_version=4).cells if c.cell_type == "markdown") for p in (ROOT / "nbs").glob("*.ipynb")}
+    pages = {
+        p: "\n".join(c.source for c in nbformat.read(p, as_version=4).cells if c.cell_type == "markdown")
+        for p in (ROOT / "nbs").glob("*.ipynb")
+    }
     if (ROOT / "README.md").exists():
         pages[ROOT / "README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
     for page, text in pages.items():

@@ -1,4 +1,5 @@
 """Checkpoints are whole or absent, damage is noticed, and nothing that is loaded runs code or changes a digit."""
+
 import copy
 import json
 import os
@@ -12,17 +13,34 @@ import torch
 from safetensors.torch import load_file
 
 from tinygpt.adamw import AdamW, make_adamw, param_groups
-from tinygpt.checkpoint import (
-    checkpoints, find_checkpoint, load_model, load_training_state, prune, rank_by_loss, remove_leftovers, rng_state, rng_states,
-    save_checkpoint, set_rng_state, tensor_bytes, unwrap, verify_checkpoint, what_differs,
-)  # fmt: skip
-from tinygpt.data import sha256_file
+from tinygpt.checkpoint import (  # fmt: skip
+    checkpoints,
+    find_checkpoint,
+    load_model,
+    load_training_state,
+    prune,
+    rank_by_loss,
+    remove_leftovers,
+    rng_state,
+    rng_states,
+    save_checkpoint,
+    set_rng_state,
+    tensor_bytes,
+    unwrap,
+    verify_checkpoint,
+    what_differs,
+)
+from tinygpt.data.tokens import sha256_file
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
 SMALL = dict(vocab_size=257, block_size=8, n_layer=2, n_head=2, n_embd=16)
-VARIANTS = {"gpt2": GPTConfig.gpt2(**SMALL, dropout=0.2), "llama": GPTConfig.llama(**SMALL, n_kv_head=1), "modern": GPTConfig.modern(**SMALL)}
+VARIANTS = {
+    "gpt2": GPTConfig.gpt2(**SMALL, dropout=0.2),
+    "llama": GPTConfig.llama(**SMALL, n_kv_head=1),
+    "modern": GPTConfig.modern(**SMALL),
+}
 
 
 def build(config=VARIANTS["gpt2"], seed=0, implementation="own"):
@@ -48,7 +66,9 @@ def run(tmp_path):
     model, opt = build()
     for step in (1, 2, 3):
         train(model, opt, step - 1, step)
-        save_checkpoint(tmp_path / f"run/checkpoints/step_{step:06d}", model, ByteTokenizer(), opt, {"step": step})
+        save_checkpoint(
+            tmp_path / f"run/checkpoints/step_{step:06d}", model, ByteTokenizer(), opt, {"step": step}
+        )
     return tmp_path / "run"
 
 
@@ -77,8 +97,14 @@ def test_a_model_loads_without_its_trainer_and_gives_the_same_logits(tmp_path, n
     loaded, tokenizer, folder = load_model(tmp_path / "c")
     idx = torch.arange(8)[None]
     assert torch.equal(loaded(idx)[0], model.eval()(idx)[0]) and not loaded.training
-    assert loaded.config == model.config and tokenizer.fingerprint == ByteTokenizer().fingerprint and folder == tmp_path / "c"
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(loaded.parameters(), model.parameters()))
+    assert (
+        loaded.config == model.config
+        and tokenizer.fingerprint == ByteTokenizer().fingerprint
+        and folder == tmp_path / "c"
+    )
+    assert all(
+        torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(loaded.parameters(), model.parameters())
+    )
 
 
 def test_saving_does_not_disturb_the_run(tmp_path):
@@ -91,7 +117,9 @@ def test_saving_does_not_disturb_the_run(tmp_path):
     assert saved + train(b, opt_b, 3, 6) == plain
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json", "model.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "state.json", "model.json", "tokenizer.json"]
+)
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_damage_to_any_file_is_noticed_named_and_the_one_before_is_used(run, name, damage, capsys):
     path = run / "checkpoints/step_000003" / name
@@ -135,7 +163,11 @@ def test_the_oldest_are_removed(run):
 
 
 def test_another_model_or_optimizer_is_refused_with_what_differs(run):
-    model, opt = build(copy.replace(VARIANTS["gpt2"], n_layer=3) if hasattr(copy, "replace") else GPTConfig.gpt2(**{**SMALL, "n_layer": 3}, dropout=0.2))
+    model, opt = build(
+        copy.replace(VARIANTS["gpt2"], n_layer=3)
+        if hasattr(copy, "replace")
+        else GPTConfig.gpt2(**{**SMALL, "n_layer": 3}, dropout=0.2)
+    )
     with pytest.raises(UserError, match="n_layer = 2 there, 3 here"):
         load_training_state(find_checkpoint(run), model, opt)
     model, _ = build()
@@ -144,7 +176,13 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(run):
 
 
 def test_the_random_state_of_torch_python_and_numpy_survives_json():
-    draw = lambda: (torch.randn(5).tolist(), random.random(), random.gauss(0, 1), np.random.rand(3).tolist(), np.random.randn())
+    draw = lambda: (
+        torch.randn(5).tolist(),
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(3).tolist(),
+        np.random.randn(),
+    )
     torch.manual_seed(3)
     random.gauss(0, 1), np.random.randn()  # both keep the second of a pair of normal numbers
     state = json.loads(json.dumps(rng_state()))
@@ -187,7 +225,9 @@ def test_threads_versions_and_processes_that_differ_are_said(run):
     assert what_differs(state) == []
     state["threads"], state["versions"]["torch"] = 64, "1.0"
     said = what_differs(state, world_size=4)
-    assert len(said) == 3 and "64 before" in said[0] and "1 before, 4 now" in said[1] and "1.0 before" in said[2]
+    assert (
+        len(said) == 3 and "64 before" in said[0] and "1 before, 4 now" in said[1] and "1.0 before" in said[2]
+    )
 
 
 def test_ranks_of_another_number_of_processes_do_not_share_their_dropout(run):
@@ -246,7 +286,9 @@ def test_weights_stay_in_their_dtype_bit_for_bit(tmp_path, dtype):
     model, _ = build()
     model.to(dtype)
     loaded, _, _ = load_model(save_checkpoint(tmp_path / "c", model, ByteTokenizer()))
-    assert all(a.dtype == dtype and torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters()))
+    assert all(
+        a.dtype == dtype and torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters())
+    )
 
 
 def test_a_run_is_not_resumed_from_rounded_weights(tmp_path):
@@ -301,7 +343,9 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.parametrize("n_embd", [16, 64, 96, 256])  # fits some times; then the optimizer's file, the weights' file fills the disk
+@pytest.mark.parametrize(
+    "n_embd", [16, 64, 96, 256]
+)  # fits some times; then the optimizer's file, the weights' file fills the disk
 def test_a_full_disk_loses_nothing_and_is_one_sentence(small_disk, n_embd):
     model, opt = build(GPTConfig.gpt2(**{**SMALL, "n_embd": n_embd}))
     train(model, opt, 0, 1)
@@ -313,7 +357,12 @@ def test_a_full_disk_loses_nothing_and_is_one_sentence(small_disk, n_embd):
         except UserError as error:
             said = str(error)
             break
-    assert said.startswith("no room for a checkpoint") and str(small_disk) in said and "keep fewer checkpoints" in said and "\n" not in said
+    assert (
+        said.startswith("no room for a checkpoint")
+        and str(small_disk) in said
+        and "keep fewer checkpoints" in said
+        and "\n" not in said
+    )
     assert len(checkpoints(run)) == step - 1 and all(verify_checkpoint(c) == "" for c in checkpoints(run))
     assert not list((run).glob("checkpoints/.*")) and (small_disk / "notes.txt").read_text() == "keep me"
     if step > 2:  # room is made by keeping fewer, and the run goes on
@@ -361,7 +410,9 @@ def test_a_setting_of_a_later_version_is_named(tmp_path):
     settings = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps({**settings, "n_experts": 8}))
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "model.json": sha256_file(folder / "model.json")}))
+    (folder / "manifest.json").write_text(
+        json.dumps({**manifest, "model.json": sha256_file(folder / "model.json")})
+    )
     with pytest.raises(UserError, match="n_experts"):
         load_model(folder)
 
@@ -382,7 +433,10 @@ def losses(tmp_path):
 
 def test_the_best_survives_a_loss_that_goes_down_up_down(losses):
     assert [p.name for p in checkpoints(losses)] == ["step_000002", "step_000006", "step_000007"]
-    assert find_checkpoint(losses, best=True).name == "step_000002" and find_checkpoint(losses).name == "step_000007"
+    assert (
+        find_checkpoint(losses, best=True).name == "step_000002"
+        and find_checkpoint(losses).name == "step_000007"
+    )
     assert load_model(losses, best=True)[2].name == "step_000002"
 
 
@@ -395,7 +449,9 @@ def test_without_best_only_the_newest_stay(losses):
 def test_of_equally_good_ones_the_oldest_is_best_and_a_damaged_best_gives_way(tmp_path, capsys):
     model, _ = build()
     for step, loss in enumerate((2.0, 1.0, 1.0, 4.0), 1):
-        save_checkpoint(tmp_path / f"checkpoints/step_{step}", model, ByteTokenizer(), state={"val_loss": loss})
+        save_checkpoint(
+            tmp_path / f"checkpoints/step_{step}", model, ByteTokenizer(), state={"val_loss": loss}
+        )
     assert [p.name for p in rank_by_loss(tmp_path)] == ["step_2", "step_3", "step_1", "step_4"]
     (tmp_path / "checkpoints/step_2/model.safetensors").write_bytes(b"no")
     assert find_checkpoint(tmp_path, best=True).name == "step_3" and "step_2" in capsys.readouterr().out
@@ -417,7 +473,9 @@ def test_the_removed_are_gone_before_they_are_deleted(run, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         prune(run, 1)
     monkeypatch.undo()
-    assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000003"] and (run / "checkpoints/.step_000001.removed").exists()
+    assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000003"] and (
+        run / "checkpoints/.step_000001.removed"
+    ).exists()
     prune(run, 1)
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_000003"]
 

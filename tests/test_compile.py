@@ -8,8 +8,16 @@ from torch import nn
 
 import tinygpt.compile as module
 from tinygpt.checkpoint import load_model, save_checkpoint
-from tinygpt.compile import CompiledModel, compile_error, compile_model, compile_problem, graph_report, memory_traffic, watch_compiles
-from tinygpt.generate import stream_text
+from tinygpt.compile import (
+    CompiledModel,
+    compile_error,
+    compile_model,
+    compile_problem,
+    graph_report,
+    memory_traffic,
+    watch_compiles,
+)
+from tinygpt.generate.sample import stream_text
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
@@ -65,7 +73,12 @@ def test_traffic_sees_the_backward_pass_too():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_model_is_one_graph(kind):
     report = graph_report(make(kind), IDS, IDS, reduction="sum")
-    assert report.graphs == 1 and report.breaks == [] and report.ops > 20 and str(report).startswith("1 graph of")
+    assert (
+        report.graphs == 1
+        and report.breaks == []
+        and report.ops > 20
+        and str(report).startswith("1 graph of")
+    )
 
 
 def test_a_break_is_reported_with_its_line_and_its_reason():
@@ -77,7 +90,11 @@ def test_a_break_is_reported_with_its_line_and_its_reason():
 
     report = graph_report(f, torch.ones(3))
     assert report.graphs == 2 and len(report.breaks) == 1
-    assert "if y.sum() > 0" in report.breaks[0] and "tensor's value" in report.breaks[0] and "break at line" in str(report)
+    assert (
+        "if y.sum() > 0" in report.breaks[0]
+        and "tensor's value" in report.breaks[0]
+        and "break at line" in str(report)
+    )
 
 
 def test_an_item_is_a_break_too():
@@ -128,7 +145,9 @@ def test_a_python_that_is_too_new_is_said_in_a_line(monkeypatch):
     assert compile_problem(torch.device("cpu")) == "Python 3.99+ not yet supported for torch.compile"
 
 
-@pytest.mark.parametrize("triton, has_cc, words", [(False, True, "Triton"), (True, False, "CC"), (True, True, "")])
+@pytest.mark.parametrize(
+    "triton, has_cc, words", [(False, True, "Triton"), (True, False, "CC"), (True, True, "")]
+)
 def test_on_cuda_triton_and_a_c_compiler_are_asked_for(monkeypatch, triton, has_cc, words):
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: triton)
     monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/cc" if has_cc else None)
@@ -149,24 +168,34 @@ print("gradients", model.weight.grad.tolist())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the compiler is found otherwise there")
-@pytest.mark.parametrize("env", [{"CXX": "/nowhere/g++"}, {"PATH": "/nowhere", "CXX": "g++"}], ids=["CXX", "PATH"])
+@pytest.mark.parametrize(
+    "env", [{"CXX": "/nowhere/g++"}, {"PATH": "/nowhere", "CXX": "g++"}], ids=["CXX", "PATH"]
+)
 def test_without_a_compiler_there_is_one_clear_line_and_training_goes_on(tmp_path, env):
     done = python(TRAIN, tmp_path, **env)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
-    assert len(lines) == 2 and "no C++ compiler" in lines[0] and "install" in lines[0] and env["CXX"] in lines[0]
+    assert (
+        len(lines) == 2 and "no C++ compiler" in lines[0] and "install" in lines[0] and env["CXX"] in lines[0]
+    )
     assert lines[1] == "gradients [[4.0, 4.0, 4.0, 4.0]]" and "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script plays the compiler")
 def test_a_compiler_that_fails_later_costs_a_line_and_not_the_run(tmp_path):
     broken = tmp_path / "g++"
-    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "g++ 12.2.0" && exit 0\necho "/usr/bin/ld: cannot find -lcuda: No such file" >&2\nexit 1\n')
+    broken.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo "g++ 12.2.0" && exit 0\necho "/usr/bin/ld: cannot find -lcuda: No such file" >&2\nexit 1\n'
+    )
     broken.chmod(0o755)
     done = python(TRAIN, tmp_path, CXX=str(broken))
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == 3, done.stdout + done.stderr
-    assert "cannot find -lcuda" in lines[1] and "LIBRARY_PATH" in lines[1] and lines[2].startswith("gradients [[4.0")
+    assert (
+        "cannot find -lcuda" in lines[1]
+        and "LIBRARY_PATH" in lines[1]
+        and lines[2].startswith("gradients [[4.0")
+    )
 
 
 @pytest.mark.parametrize("text, words", [
@@ -195,7 +224,10 @@ def test_modes(monkeypatch):
     for tokens, compiles in ((999, False), (1000, True), (None, True)):
         assert isinstance(compile_model(model, "auto", tokens)[0], CompiledModel) == compiles
     dropping = torch.nn.ModuleList([make(dropout=0.1)])  # inside a wrapper, as for several processes
-    assert compile_model(dropping, "auto") == (dropping, "not compiled: with dropout a CPU gains nothing by it (--compile on does it all the same)")
+    assert compile_model(dropping, "auto") == (
+        dropping,
+        "not compiled: with dropout a CPU gains nothing by it (--compile on does it all the same)",
+    )
     assert isinstance(compile_model(dropping, "on")[0], CompiledModel)
     monkeypatch.delitem(module.COMPILE_FROM, "cpu")
     assert compile_model(model, "auto")[0] is model, "a device without a threshold is never chosen"
@@ -240,7 +272,10 @@ def test_train_compiled_then_sample_save_and_load_into_a_plain_model(tmp_path):
     save_checkpoint(tmp_path / "step", model, tokenizer)
     loaded, _, _ = load_model(tmp_path / "step")
     assert not any("_orig_mod" in name for name in [*loaded.state_dict(), *model.state_dict()])
-    assert torch.equal(loaded(IDS[:1, :7], IDS[:1, :7])[1], after) and "".join(stream_text(loaded, tokenizer, "a", 5, seed=1)) == text
+    assert (
+        torch.equal(loaded(IDS[:1, :7], IDS[:1, :7])[1], after)
+        and "".join(stream_text(loaded, tokenizer, "a", 5, seed=1)) == text
+    )
 
 
 def test_what_is_trained_with_is_no_module_and_so_cannot_be_saved_by_mistake():

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tinygpt.corpus as corpus_module
-from tinygpt.corpus import Corpus, build_tokenizer, hold_out, load_corpus, shakespeare
+import tinygpt.data.tokens as corpus_module
+from tinygpt.data.tokens import Corpus, build_tokenizer, hold_out, load_corpus, shakespeare
 from tinygpt.support import UserError
 
 
@@ -84,7 +84,13 @@ def test_a_tokenizer_is_trained_on_the_training_documents_alone(tmp_path):
 
 
 def test_a_fingerprint_sees_where_documents_end_and_on_which_side_they_are():
-    splits = [(["ab", "c"], ["d"]), (["a", "bc"], ["d"]), (["abc"], ["d"]), (["ab"], ["c", "d"]), (["ab", "c", "d"], [])]
+    splits = [
+        (["ab", "c"], ["d"]),
+        (["a", "bc"], ["d"]),
+        (["abc"], ["d"]),
+        (["ab"], ["c", "d"]),
+        (["ab", "c", "d"], []),
+    ]
     assert len({Corpus("c", train, val, "").fingerprint() for train, val in splits}) == len(splits)
 
 

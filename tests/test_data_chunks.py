@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.data_chunks import Report, as_text, parquet_text_bytes, read_jsonl, read_parquet
+from tinygpt.data.chunks import Report, as_text, parquet_text_bytes, read_jsonl, read_parquet
 
 # files that are broken, of every kind, are in test_data_documents.py
 
@@ -16,17 +16,35 @@ from tinygpt.data_chunks import Report, as_text, parquet_text_bytes, read_jsonl,
 def parquet(texts, row_group_size, **columns):
     "A parquet file in memory."
     file = io.BytesIO()
-    pq.write_table(pa.table({**columns, "text": texts}), file, row_group_size=row_group_size, compression="NONE", use_dictionary=False)
+    pq.write_table(
+        pa.table({**columns, "text": texts}),
+        file,
+        row_group_size=row_group_size,
+        compression="NONE",
+        use_dictionary=False,
+    )
     return file
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 8), st.randoms(use_true_random=False), st.integers(0, 20))
-def test_row_groups_may_be_read_in_any_order_and_from_any_chunk_on(n, row_group_size, chunk_rows, random, skip):
+@given(
+    st.integers(1, 60),
+    st.integers(1, 12),
+    st.integers(1, 8),
+    st.randoms(use_true_random=False),
+    st.integers(0, 20),
+)
+def test_row_groups_may_be_read_in_any_order_and_from_any_chunk_on(
+    n, row_group_size, chunk_rows, random, skip
+):
     texts = [f"document {i}" for i in range(n)]
     groups = [texts[i : i + row_group_size] for i in range(0, n, row_group_size)]
     order = random.sample(range(len(groups)), len(groups))
-    read = lambda skip: list(read_parquet(parquet(texts, row_group_size), "d.parquet", "text", chunk_rows, skip, lambda size: order[:size]))
+    read = lambda skip: list(
+        read_parquet(
+            parquet(texts, row_group_size), "d.parquet", "text", chunk_rows, skip, lambda size: order[:size]
+        )
+    )
     chunks = read(0)
     assert [t for c in chunks for t in c.texts] == [t for g in order for t in groups[g]]
     assert [c.index for c in chunks] == list(range(len(chunks))) and read(skip) == chunks[skip:]
@@ -34,7 +52,11 @@ def test_row_groups_may_be_read_in_any_order_and_from_any_chunk_on(n, row_group_
 
 def test_a_note_names_the_row_in_the_file_whatever_the_order_of_reading():
     file = parquet(["a", "b", "c", None, "e", "f"], 2)
-    notes = [note for chunk in read_parquet(file, "d.parquet", "text", 8, 0, lambda n: [2, 1, 0]) for note in chunk.notes]
+    notes = [
+        note
+        for chunk in read_parquet(file, "d.parquet", "text", 8, 0, lambda n: [2, 1, 0])
+        for note in chunk.notes
+    ]
     assert [place for _, place in notes] == ["d.parquet row 3"]
 
 
@@ -96,16 +118,24 @@ def test_a_report_counts_all_and_keeps_three_places_of_a_kind():
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-@pytest.mark.parametrize("name, pack", [("d.jsonl", bytes), ("d.jsonl.gz", gzip.compress), ("d.jsonl.zst", zstandard.compress)])
+@pytest.mark.parametrize(
+    "name, pack", [("d.jsonl", bytes), ("d.jsonl.gz", gzip.compress), ("d.jsonl.zst", zstandard.compress)]
+)
 def test_lines_are_read_from_any_chunk_on_whether_the_last_one_has_an_end_or_not(name, pack, end):
     file = pack(("\n".join('{"text": "%d"}' % i for i in range(10)) + end).encode())
     for skip in range(6):
         chunks = list(read_jsonl(io.BytesIO(file), name, "text", 3, skip))
-        assert [c.index for c in chunks] == list(range(skip, 4)) and [t for c in chunks for t in c.texts] == [str(i) for i in range(3 * skip, 10)]
+        assert [c.index for c in chunks] == list(range(skip, 4)) and [t for c in chunks for t in c.texts] == [
+            str(i) for i in range(3 * skip, 10)
+        ]
 
 
 def test_a_report_goes_on_from_its_state_as_if_it_had_not_stopped():
-    whole, first, notes = Report(), Report(), [("empty", f"row {i}") for i in range(5)] + [("no text", "row 9")]
+    whole, first, notes = (
+        Report(),
+        Report(),
+        [("empty", f"row {i}") for i in range(5)] + [("no text", "row 9")],
+    )
     whole.add(notes)
     first.add(notes[:2])
     rest = Report()

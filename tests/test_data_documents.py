@@ -12,9 +12,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt import data_documents
-from tinygpt.data_chunks import Report
-from tinygpt.data_documents import HUB, choose_tokenizer, find_documents, is_held_out
+from tinygpt.data import documents as data_documents
+from tinygpt.data.chunks import Report
+from tinygpt.data.documents import HUB, choose_tokenizer, find_documents, is_held_out
 from tinygpt.support import UserError
 
 KINDS = ["d.parquet", "d.jsonl", "d.jsonl.gz", "d.jsonl.zst"]
@@ -24,7 +24,11 @@ def write(path, values, key="text", row_group_size=7):
     "A file of the kind that its name says."
     lines = "".join(json.dumps({"id": i, key: v}) + "\n" for i, v in enumerate(values)).encode()
     if path.suffix == ".parquet":
-        pq.write_table(pa.table({"id": range(len(values)), key: pa.array(values, pa.string())}), path, row_group_size=row_group_size)
+        pq.write_table(
+            pa.table({"id": range(len(values)), key: pa.array(values, pa.string())}),
+            path,
+            row_group_size=row_group_size,
+        )
     elif path.suffix == ".gz":
         path.write_bytes(gzip.compress(lines))
     elif path.suffix == ".zst":  # two frames, as parallel compressors write them
@@ -50,16 +54,28 @@ def test_each_kind_of_file_gives_its_documents_in_order(tmp_path, name):
     texts = [f"document {i} wörld 😀\nsecond line" for i in range(50)]
     documents = find_documents(str(write(tmp_path / name, texts)), chunk_rows=4)
     assert read(documents) == texts and read(documents) == texts  # any number of times
-    assert sum(len(t.encode()) for t in texts) * 0.5 < documents.text_bytes() < sum(len(t.encode()) for t in texts) * 10
+    assert (
+        sum(len(t.encode()) for t in texts) * 0.5
+        < documents.text_bytes()
+        < sum(len(t.encode()) for t in texts) * 10
+    )
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 12), st.sampled_from(KINDS))
-def test_reading_from_any_chunk_on_gives_the_same_chunks(tmp_path_factory, n, chunk_rows, row_group_size, name):
-    path = write(tmp_path_factory.mktemp("d") / name, [f"document {i}" for i in range(n)], row_group_size=row_group_size)
+def test_reading_from_any_chunk_on_gives_the_same_chunks(
+    tmp_path_factory, n, chunk_rows, row_group_size, name
+):
+    path = write(
+        tmp_path_factory.mktemp("d") / name,
+        [f"document {i}" for i in range(n)],
+        row_group_size=row_group_size,
+    )
     documents = find_documents(str(path), chunk_rows=chunk_rows)
     chunks = list(documents.chunks(0))
-    assert [c.index for c in chunks] == list(range(len(chunks))) and all(0 < len(c.texts) <= chunk_rows for c in chunks)
+    assert [c.index for c in chunks] == list(range(len(chunks))) and all(
+        0 < len(c.texts) <= chunk_rows for c in chunks
+    )
     for skip in range(len(chunks) + 2):
         assert list(documents.chunks(0, skip)) == chunks[skip:]
 
@@ -73,7 +89,12 @@ def test_a_folder_is_read_in_order_of_its_names_whatever_its_files_are(tmp_path)
     (tmp_path / "notes.md").write_text("not data")
     (tmp_path / ".hidden.txt").write_text("not data")
     texts = read(find_documents(str(tmp_path)))
-    assert [t.split()[0] for t in texts[::3]] == ["a.parquet", "b.jsonl", "sub/c.jsonl.gz", "another"] and texts[-1] == "a text"
+    assert [t.split()[0] for t in texts[::3]] == [
+        "a.parquet",
+        "b.jsonl",
+        "sub/c.jsonl.gz",
+        "another",
+    ] and texts[-1] == "a text"
 
 
 def test_a_thousand_text_files_are_a_document_each(tmp_path):
@@ -90,7 +111,17 @@ def test_rows_that_are_no_text_are_counted_and_named_and_the_others_are_read(tmp
     report = Report()
     assert read(find_documents(str(tmp_path)), report) == ["good", "<|endoftext|> in it", "last"]
     text = "\n".join(report.lines())
-    for words in ("2 x nothing in place of text", "line 2", "line 6", "1 x int in place", "1 x empty", "surrogate", "not UTF-8", "line 10", "ordinary text"):
+    for words in (
+        "2 x nothing in place of text",
+        "line 2",
+        "line 6",
+        "1 x int in place",
+        "1 x empty",
+        "surrogate",
+        "not UTF-8",
+        "line 10",
+        "ordinary text",
+    ):
         assert words in text, words
     again = Report()
     again.load_state_dict(json.loads(json.dumps(report.state_dict())))
@@ -105,7 +136,11 @@ def test_nulls_and_bytes_that_are_no_utf8_in_parquet_are_counted_and_named(tmp_p
     pq.write_table(pa.table({"text": broken}), tmp_path / "c.parquet")
     report = Report()
     assert read(find_documents(str(tmp_path)), report) == ["one", "three", "four", "six", "four", "six"]
-    assert report.counts == {"nothing in place of text, left out": 1, "empty, left out": 1, "not UTF-8, left out": 2}
+    assert report.counts == {
+        "nothing in place of text, left out": 1,
+        "empty, left out": 1,
+        "not UTF-8, left out": 2,
+    }
     assert "b.parquet row 1" in " ".join(report.lines()) and "c.parquet row 1" in " ".join(report.lines())
 
 
@@ -138,7 +173,14 @@ def test_a_truncated_file_is_named_and_where_it_ends(tmp_path, name, keep):
 def test_a_page_of_a_parquet_file_that_is_damaged_is_noticed_and_the_place_named(tmp_path, compression):
     texts = [f"document {i} " * 20 for i in range(3000)]
     path = tmp_path / "d.parquet"
-    pq.write_table(pa.table({"text": texts}), path, row_group_size=500, compression=compression, write_page_checksum=True, use_dictionary=False)
+    pq.write_table(
+        pa.table({"text": texts}),
+        path,
+        row_group_size=500,
+        compression=compression,
+        write_page_checksum=True,
+        use_dictionary=False,
+    )
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 255
     path.write_bytes(raw)
@@ -174,7 +216,9 @@ def test_copies_of_a_document_are_on_one_side_and_the_share_held_out_is_right():
     texts = [f"document {i}" for i in range(20_000)]
     share = sum(is_held_out(t, 0.05) for t in texts) / len(texts)
     assert abs(share - 0.05) < 0.005
-    assert all(is_held_out(t, 0.3) for t in texts if is_held_out(t, 0.05))  # a larger share holds the smaller one
+    assert all(
+        is_held_out(t, 0.3) for t in texts if is_held_out(t, 0.05)
+    )  # a larger share holds the smaller one
 
 
 def test_a_document_stays_on_its_side_when_others_are_added():
@@ -197,11 +241,16 @@ def test_a_tokenizer_is_trained_on_training_documents_from_the_beginning_of_ever
     for name, rows in texts.items():
         write(tmp_path / name, rows)
     seen = []
-    monkeypatch.setattr("tinygpt.data_documents.BPETokenizer.train", lambda some, vocab_size: seen.extend(some))
+    monkeypatch.setattr(
+        "tinygpt.data.documents.BPETokenizer.train", lambda some, vocab_size: seen.extend(some)
+    )
     choose_tokenizer("bpe", find_documents(str(tmp_path)), 300, 0.2, train_bytes=1000)
     for name, rows in texts.items():
         mine = [t for t in seen if t.startswith(name)]
-        assert mine == [t for t in rows if not is_held_out(t, 0.2)][: len(mine)] and 500 <= sum(map(len, mine)) < 550
+        assert (
+            mine == [t for t in rows if not is_held_out(t, 0.2)][: len(mine)]
+            and 500 <= sum(map(len, mine)) < 550
+        )
 
 
 # remote files, on file systems that need no network
@@ -246,7 +295,7 @@ class Hub(MemoryFileSystem):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "hf", Hub)
-    monkeypatch.setattr("tinygpt.data_documents.time.sleep", lambda s: None)
+    monkeypatch.setattr("tinygpt.data.documents.time.sleep", lambda s: None)
     Hub.store.clear()
     Hub.failures = 0
     local = write(tmp_path / "d.parquet", [f"story {i}" for i in range(10)])
@@ -279,7 +328,9 @@ def test_a_connection_that_breaks_off_is_tried_again_and_nothing_is_read_twice(h
         read(documents)
 
 
-def test_a_connection_that_breaks_off_in_the_middle_is_read_on_from_the_chunk_it_had_reached(hub, monkeypatch):
+def test_a_connection_that_breaks_off_in_the_middle_is_read_on_from_the_chunk_it_had_reached(
+    hub, monkeypatch
+):
     real, failures = data_documents.read_parquet, iter([2, 1, 99])  # good chunks before each failure
 
     def breaking(*args):
@@ -314,8 +365,15 @@ def test_a_document_is_held_out_by_a_hash_that_is_the_same_in_every_process():
 def test_the_fingerprint_changes_with_the_files_their_sizes_and_the_chunks_and_with_nothing_else(tmp_path):
     write(tmp_path / "d.jsonl", ["one", "two"])
     before = find_documents(str(tmp_path), "text")
-    assert len(before.fingerprint) == 16 and find_documents(str(tmp_path), "text").fingerprint == before.fingerprint
-    seen = {before.fingerprint, fingerprint_with(before, chunk_rows=before.chunk_rows + 1), fingerprint_with(before, text_key="other")}
+    assert (
+        len(before.fingerprint) == 16
+        and find_documents(str(tmp_path), "text").fingerprint == before.fingerprint
+    )
+    seen = {
+        before.fingerprint,
+        fingerprint_with(before, chunk_rows=before.chunk_rows + 1),
+        fingerprint_with(before, text_key="other"),
+    }
     write(tmp_path / "d.jsonl", ["one", "three"])
     seen.add(find_documents(str(tmp_path), "text").fingerprint)
     write(tmp_path / "e.jsonl", ["four"])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.data_pack import LANES, BosLane, StreamLane, pack_best_fit
+from tinygpt.data.pack import LANES, BosLane, StreamLane, pack_best_fit
 
 EOT = 0
 
@@ -48,7 +48,9 @@ kinds = st.sampled_from([StreamLane, BosLane])
 
 @settings(max_examples=150, deadline=None)
 @given(sizes_, st.integers(2, 12), st.integers(1, 6))
-def test_in_every_epoch_of_a_stream_each_pair_of_neighbours_is_trained_on_exactly_once(sizes, length, chunk_rows):
+def test_in_every_epoch_of_a_stream_each_pair_of_neighbours_is_trained_on_exactly_once(
+    sizes, length, chunk_rows
+):
     documents = documents_of(sizes)
     stream = np.concatenate(documents).tolist()
     rows, _, costs = run(StreamLane, events_of(documents, chunk_rows, 3), length)
@@ -56,7 +58,9 @@ def test_in_every_epoch_of_a_stream_each_pair_of_neighbours_is_trained_on_exactl
     wanted = Counter(zip(stream, stream[1:]))
     assert pairs == Counter({pair: 3 * n for pair, n in wanted.items()})
     assert costs["pairs"] == pairs.total() and costs["dropped"] == 0
-    assert costs["padded"] == sum(int((row < 0).sum()) for row in rows) <= 3 * (length - 2)  # at the end of an epoch only
+    assert (
+        costs["padded"] == sum(int((row < 0).sum()) for row in rows) <= 3 * (length - 2)
+    )  # at the end of an epoch only
 
 
 @settings(max_examples=60, deadline=None)
@@ -65,8 +69,12 @@ def test_a_lane_resumed_at_any_row_of_two_epochs_gives_the_rows_that_follow(size
     events = events_of(documents_of(sizes), chunk_rows, 3)
     rows, cursors, _ = run(kind, events, length)
     for i, cursor in enumerate(cursors):
-        again, cursors_again, _ = run(kind, [e for e in events if e[0] >= cursor[0]], length, cursor)  # reading begins at the cursor's chunk
-        assert [r.tolist() for r in again] == [r.tolist() for r in rows[i + 1 :]] and cursors_again == cursors[i + 1 :]
+        again, cursors_again, _ = run(
+            kind, [e for e in events if e[0] >= cursor[0]], length, cursor
+        )  # reading begins at the cursor's chunk
+        assert [r.tolist() for r in again] == [
+            r.tolist() for r in rows[i + 1 :]
+        ] and cursors_again == cursors[i + 1 :]
 
 
 @settings(max_examples=100, deadline=None)
@@ -79,12 +87,16 @@ def test_rows_and_cursors_do_not_depend_on_how_far_ahead_was_read(sizes, length,
 
 @settings(max_examples=100, deadline=None)
 @given(sizes_, st.integers(2, 12), st.integers(1, 6))
-def test_rows_of_the_bos_lane_begin_with_documents_and_all_tokens_are_kept_or_counted_as_dropped(sizes, length, chunk_rows):
+def test_rows_of_the_bos_lane_begin_with_documents_and_all_tokens_are_kept_or_counted_as_dropped(
+    sizes, length, chunk_rows
+):
     documents = documents_of(sizes)
     rows, _, costs = run(BosLane, events_of(documents, chunk_rows, 2), length)
     assert all(row[0] == EOT for row in rows)
     assert sum(int((row >= 0).sum()) for row in rows) + costs["dropped"] == 2 * sum(sizes)
-    assert sum(int((row == EOT).sum()) for row in rows) == 2 * len(sizes)  # of every document at least the beginning
+    assert sum(int((row == EOT).sum()) for row in rows) == 2 * len(
+        sizes
+    )  # of every document at least the beginning
 
 
 @pytest.mark.parametrize("kind", LANES.values())
@@ -105,7 +117,11 @@ def test_an_end_of_an_epoch_that_was_over_when_the_state_was_saved_is_not_counte
 
 
 def test_windows_by_hand_share_one_token():
-    rows, cursors, costs = run(StreamLane, events_of([np.array([9, 1, 2, 3]), np.array([9, 4, 5, 6, 7, 8, 0]), np.array([9, 5])], 3, 1), 6)
+    rows, cursors, costs = run(
+        StreamLane,
+        events_of([np.array([9, 1, 2, 3]), np.array([9, 4, 5, 6, 7, 8, 0]), np.array([9, 5])], 3, 1),
+        6,
+    )
     assert [r.tolist() for r in rows] == [[9, 1, 2, 3, 9, 4], [4, 5, 6, 7, 8, 0], [0, 9, 5, -100, -100, -100]]
     assert cursors[:2] == [(0, 1, 1), (0, 1, 6)] and costs == {"pairs": 12, "padded": 3}
 
@@ -118,14 +134,20 @@ def test_best_fit_begins_each_row_with_a_document_and_counts_what_it_drops(sizes
     assert all(row[0] == EOT for row in rows)
     kept = sum(int((row >= 0).sum()) for row in rows)
     assert kept + dropped == sum(sizes)
-    assert Counter(t for row in rows for t in row.tolist())[EOT] == len(sizes)  # every document is there, at least its beginning
+    assert Counter(t for row in rows for t in row.tolist())[EOT] == len(
+        sizes
+    )  # every document is there, at least its beginning
     assert all((row >= 0).all() for row in rows[:-1])  # only the last is padded
 
 
 def test_best_fit_by_hand():
     # rows of 6: the 6 alone, then 5 (room for 1: none fits, the 2 is cropped to 1), then 4 (nothing is left)
     rows, dropped = pack_best_fit([np.arange(n) + 10 * n for n in (5, 2, 6, 4)], 6)
-    assert [r.tolist() for r in rows] == [[60, 61, 62, 63, 64, 65], [50, 51, 52, 53, 54, 20], [40, 41, 42, 43, -100, -100]] and dropped == 1
+    assert [r.tolist() for r in rows] == [
+        [60, 61, 62, 63, 64, 65],
+        [50, 51, 52, 53, 54, 20],
+        [40, 41, 42, 43, -100, -100],
+    ] and dropped == 1
 
 
 def test_best_fit_drops_less_than_taking_documents_as_they_come():

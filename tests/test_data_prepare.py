@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tinygpt.data_prepare as prepare_module
-from tinygpt.data import main, open_token_data, prepare
-from tinygpt.data_documents import find_documents, is_held_out
-from tinygpt.data_prepare import ShardWriter, prepare_shards, tokenize_chunk, verify
+import tinygpt.data.prepare as prepare_module
+from tinygpt.data.__main__ import main
+from tinygpt.data.documents import find_documents, is_held_out
+from tinygpt.data.prepare import ShardWriter, prepare_shards, tokenize_chunk, verify
+from tinygpt.data.tokens import open_token_data, prepare
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -37,13 +38,26 @@ def content(folder):
 
 def small(folder, out, **kwargs):
     "prepare_shards with many chunks, shards and commits."
-    return prepare_shards(str(folder), out, **{"tokenizer": "byte", "val_fraction": 0.2, "shard_tokens": 1000, "workers": 0, "commit_seconds": 0, **kwargs})
+    return prepare_shards(
+        str(folder),
+        out,
+        **{
+            "tokenizer": "byte",
+            "val_fraction": 0.2,
+            "shard_tokens": 1000,
+            "workers": 0,
+            "commit_seconds": 0,
+            **kwargs,
+        },
+    )
 
 
 @pytest.fixture
 def chunky(monkeypatch):
     "Chunks of 7 documents, so that a small corpus has many."
-    monkeypatch.setattr(prepare_module, "find_documents", lambda data, text_key: find_documents(data, text_key, chunk_rows=7))
+    monkeypatch.setattr(
+        prepare_module, "find_documents", lambda data, text_key: find_documents(data, text_key, chunk_rows=7)
+    )
 
 
 def test_shards_hold_every_document_once_in_order_and_validation_the_others(tmp_path, chunky):
@@ -58,8 +72,16 @@ def test_shards_hold_every_document_once_in_order_and_validation_the_others(tmp_
         assert meta["documents"] == len(wanted) and meta["bytes"] == sum(len(t.encode()) for t in wanted)
         sizes = [s["tokens"] for s in meta["shards"]]
         assert all(n == 1000 for n in sizes[:-1]) and 0 < sizes[-1] <= 1000 and sum(sizes) == len(tokens)
-    assert len(data.meta["splits"]["train"]["shards"]) > 5 and verify(tmp_path / "out") == len(data.train) + len(data.val)
-    assert sorted(content(tmp_path / "out")) == sorted(["meta.json", "tokenizer.json", *(s["file"] for p in data.meta["splits"].values() for s in p["shards"])])
+    assert len(data.meta["splits"]["train"]["shards"]) > 5 and verify(tmp_path / "out") == len(
+        data.train
+    ) + len(data.val)
+    assert sorted(content(tmp_path / "out")) == sorted(
+        [
+            "meta.json",
+            "tokenizer.json",
+            *(s["file"] for p in data.meta["splits"].values() for s in p["shards"]),
+        ]
+    )
 
 
 def test_one_shard_is_nanogpts_train_bin(tmp_path):
@@ -81,7 +103,9 @@ class Killed(BaseException):
     "Stands for a kill: nothing catches it."
 
 
-def test_interrupted_at_any_point_it_goes_on_and_the_result_is_the_same_to_the_byte(tmp_path, chunky, monkeypatch):
+def test_interrupted_at_any_point_it_goes_on_and_the_result_is_the_same_to_the_byte(
+    tmp_path, chunky, monkeypatch
+):
     corpus(tmp_path / "in", n=60)
     small(tmp_path / "in", tmp_path / "whole")
     whole = content(tmp_path / "whole")
@@ -99,7 +123,14 @@ def test_interrupted_at_any_point_it_goes_on_and_the_result_is_the_same_to_the_b
         return call
 
     for before in (True, False):
-        for owner, name in ((ShardWriter, "append"), (ShardWriter, "sync"), (ShardWriter, "close_shard"), (os, "replace"), (Path, "unlink"), (Path, "mkdir")):
+        for owner, name in (
+            (ShardWriter, "append"),
+            (ShardWriter, "sync"),
+            (ShardWriter, "close_shard"),
+            (os, "replace"),
+            (Path, "unlink"),
+            (Path, "mkdir"),
+        ):
             monkeypatch.setattr(owner, name, fragile(getattr(owner, name), before))
         calls.update(n=0, at=None)
         small(tmp_path / "in", tmp_path / f"out {before}")
@@ -122,7 +153,11 @@ def test_interrupted_at_any_point_it_goes_on_and_the_result_is_the_same_to_the_b
                     calls["at"] = None
             assert content(tmp_path / "out") == whole, f"interrupted at call {point}"
         monkeypatch.undo()
-        monkeypatch.setattr(prepare_module, "find_documents", lambda data, text_key: find_documents(data, text_key, chunk_rows=7))
+        monkeypatch.setattr(
+            prepare_module,
+            "find_documents",
+            lambda data, text_key: find_documents(data, text_key, chunk_rows=7),
+        )
 
 
 def test_killed_for_real_while_workers_are_busy_it_goes_on_to_the_same_bytes(tmp_path):
@@ -132,10 +167,27 @@ def test_killed_for_real_while_workers_are_busy_it_goes_on_to_the_same_bytes(tmp
     with open(folder / "d.jsonl", "w") as f:
         for i in range(8000):
             f.write(json.dumps({"text": f"{i} {words[i % 1000 :][: 1000 + i % 3000]}"}) + "\n")
-    argv = [sys.executable, "-m", "tinygpt.data", "prepare", str(folder), str(tmp_path / "out"), "--tokenizer", "byte", "--shard-tokens", "1000000", "--workers", "1"]
+    argv = [
+        sys.executable,
+        "-m",
+        "tinygpt.data.tokens",
+        "prepare",
+        str(folder),
+        str(tmp_path / "out"),
+        "--tokenizer",
+        "byte",
+        "--shard-tokens",
+        "1000000",
+        "--workers",
+        "1",
+    ]
     process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.time() + 60
-    while not (tmp_path / "out.partial/train_000003.bin").exists() and process.poll() is None and time.time() < deadline:
+    while (
+        not (tmp_path / "out.partial/train_000003.bin").exists()
+        and process.poll() is None
+        and time.time() < deadline
+    ):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -179,13 +231,17 @@ def test_two_at_once_in_one_place_are_refused(tmp_path, monkeypatch):
 
 def test_a_disk_without_room_is_noticed_before_any_work(tmp_path, monkeypatch):
     corpus(tmp_path / "in")
-    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda p: shutil._ntuple_diskusage(10**9, 10**9, 10_000))
+    monkeypatch.setattr(
+        prepare_module.shutil, "disk_usage", lambda p: shutil._ntuple_diskusage(10**9, 10**9, 10_000)
+    )
     with pytest.raises(UserError, match="need about 0.00 GB, and the disk of"):
         small(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists() and not list((tmp_path / "out.partial").glob("*.bin"))
 
 
-def test_a_disk_that_fills_up_ends_in_one_sentence_and_the_work_goes_on_after_it(tmp_path, chunky, monkeypatch):
+def test_a_disk_that_fills_up_ends_in_one_sentence_and_the_work_goes_on_after_it(
+    tmp_path, chunky, monkeypatch
+):
     corpus(tmp_path / "in")
     append, count = ShardWriter.append, Counter()
 
@@ -211,7 +267,9 @@ def test_rows_that_are_no_text_are_reported_and_recorded(tmp_path):
     meta = open_token_data(tmp_path / "out").meta
     assert sum(meta["odd_rows"]["counts"].values()) == 2 and meta["source"].endswith("in")
     train = open_token_data(tmp_path / "out").train[:]
-    assert (train == 256).sum() == meta["splits"]["train"]["documents"]  # the text of the special token is no special token
+    assert (train == 256).sum() == meta["splits"]["train"][
+        "documents"
+    ]  # the text of the special token is no special token
 
 
 def test_a_shard_shorter_than_meta_says_is_named_and_a_flipped_byte_is_found(tmp_path, chunky):
@@ -250,10 +308,28 @@ def test_settings_that_cannot_work_are_refused(tmp_path, kwargs, words):
 def test_the_command_prepares_verifies_and_explains(tmp_path, capsys):
     corpus(tmp_path / "in")
     out = str(tmp_path / "out")
-    assert main(["prepare", str(tmp_path / "in"), out, "--tokenizer", "byte", "--workers", "0", "--val-fraction", "0.1"]) == 0
+    assert (
+        main(
+            [
+                "prepare",
+                str(tmp_path / "in"),
+                out,
+                "--tokenizer",
+                "byte",
+                "--workers",
+                "0",
+                "--val-fraction",
+                "0.1",
+            ]
+        )
+        == 0
+    )
     assert main(["verify", out]) == 0 and "as meta.json says" in capsys.readouterr().out
     assert main(["prepare", str(tmp_path / "in"), out]) == 2 and "exists" in capsys.readouterr().err
-    assert main(["prepare", str(tmp_path / "nowhere"), out + "2"]) == 2 and "does not exist" in capsys.readouterr().err
+    assert (
+        main(["prepare", str(tmp_path / "nowhere"), out + "2"]) == 2
+        and "does not exist" in capsys.readouterr().err
+    )
     assert main(["prepare", "sotu", str(tmp_path / "sotu"), "--tokenizer", "byte"]) == 0
     assert open_token_data(tmp_path / "sotu").meta["splits"]["train"]["documents"] == 237
     assert isinstance(open_token_data(out).tokenizer, ByteTokenizer)

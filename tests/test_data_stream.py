@@ -14,10 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.data import RandomLoader, TokenData, prepare
-from tinygpt.data_documents import Documents, find_documents, is_held_out
-from tinygpt.data_shard import ShardLoader
-from tinygpt.data_stream import StreamLoader, make_loader, merge_states, open_stream
+from tinygpt.data.documents import Documents, find_documents, is_held_out
+from tinygpt.data.open import make_loader
+from tinygpt.data.stream import StreamLoader, merge_states, open_stream
+from tinygpt.data.tokens import TokenData, prepare
+from tinygpt.data.windows import RandomLoader, ShardLoader
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -27,12 +28,20 @@ EOT = 256
 def texts(n, longest=30, seed=0):
     "Documents that can be told apart, so that a pair of tokens is at home in one place only where they are long enough."
     rng = np.random.default_rng(seed)
-    return ["".join(chr(33 + i) for i in rng.integers(0, 90, size=rng.integers(1, longest))) for _ in range(n)]
+    return [
+        "".join(chr(33 + i) for i in rng.integers(0, 90, size=rng.integers(1, longest))) for _ in range(n)
+    ]
 
 
 def stream(documents, batch_size=4, block_size=8, chunk_rows=5, **kwargs):
     kwargs = {"prefetch": 0, **kwargs}
-    return StreamLoader(Documents([], texts=documents, chunk_rows=chunk_rows), ByteTokenizer(), batch_size, block_size, **kwargs)
+    return StreamLoader(
+        Documents([], texts=documents, chunk_rows=chunk_rows),
+        ByteTokenizer(),
+        batch_size,
+        block_size,
+        **kwargs,
+    )
 
 
 def epochs_of(batches, row):
@@ -42,7 +51,9 @@ def epochs_of(batches, row):
         x, y = x[row].tolist(), y[row].tolist()
         n = sum(t >= 0 for t in y)  # pairs; the rest is padding
         assert y == x[1 : n + 1] + [-100] * (len(y) - n) if n < len(y) else y[:-1] == x[1:]
-        if tokens and tokens[-1] != x[0]:  # an epoch that ended with a full row; otherwise the last target comes back as an input
+        if (
+            tokens and tokens[-1] != x[0]
+        ):  # an epoch that ended with a full row; otherwise the last target comes back as an input
             epochs, tokens = [*epochs, tokens], []
         tokens = (tokens or [x[0]]) + y[:n]
         if n < len(y):
@@ -58,7 +69,10 @@ def documents_in(tokens):
 
 def dealt(loader, documents, epochs, chunk_rows):
     "Which documents each row gets in each epoch, by the rule in other words: to the row with the fewest bytes, the first of equals."
-    size, out = [0] * loader.maker.batch_size, [[[] for _ in range(epochs)] for _ in range(loader.maker.batch_size)]
+    size, out = (
+        [0] * loader.maker.batch_size,
+        [[[] for _ in range(epochs)] for _ in range(loader.maker.batch_size)],
+    )
     for epoch in range(epochs):
         for chunk, start in enumerate(range(0, len(documents), chunk_rows)):
             part = documents[start : start + chunk_rows]
@@ -70,38 +84,77 @@ def dealt(loader, documents, epochs, chunk_rows):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 5), st.integers(1, 12), st.integers(1, 9), st.booleans(), st.integers(0, 9))
-def test_in_an_epoch_each_document_is_with_one_row_and_every_pair_of_a_row_is_trained_on_once(n, longest, B, T, chunk_rows, shuffle, seed):
+@given(
+    st.integers(1, 40),
+    st.integers(1, 30),
+    st.integers(1, 5),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_in_an_epoch_each_document_is_with_one_row_and_every_pair_of_a_row_is_trained_on_once(
+    n, longest, B, T, chunk_rows, shuffle, seed
+):
     documents = texts(n, longest + 1, seed)
     loader = stream(documents, B, T, chunk_rows, shuffle=shuffle, seed=seed)
-    batches = [next(loader) for _ in range(3 * (sum(len(d) + 1 for d in documents) // (B * T) + 2 * (longest // T + 2)))]
-    rows = dealt(loader, documents, len(batches) * B * (T + 1) // (2 * n) + B + 2, chunk_rows)  # no more epochs than that
+    batches = [
+        next(loader)
+        for _ in range(3 * (sum(len(d) + 1 for d in documents) // (B * T) + 2 * (longest // T + 2)))
+    ]
+    rows = dealt(
+        loader, documents, len(batches) * B * (T + 1) // (2 * n) + B + 2, chunk_rows
+    )  # no more epochs than that
     for row in range(B):
         seen = [documents_in(tokens) for tokens in epochs_of(batches, row)]
-        assert seen == [e for e in rows[row] if e][: len(seen)]  # all of them, in order, each once: none lost at the edge of a batch
+        assert (
+            seen == [e for e in rows[row] if e][: len(seen)]
+        )  # all of them, in order, each once: none lost at the edge of a batch
         assert seen or B > 1
     for epoch in range(3):
         assert Counter(d for row in rows for d in row[epoch]) == Counter(documents)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 9), st.sampled_from(["stream", "bos"]), st.integers(0, 9))
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.sampled_from(["stream", "bos"]),
+    st.integers(0, 9),
+)
 def test_the_global_batch_is_the_same_for_one_to_five_ranks(n, T, chunk_rows, packing, seed):
     documents = texts(n, 30, seed)
     whole = stream(documents, 60, T, chunk_rows, seed=seed, packing=packing)
     batches = [next(whole) for _ in range(3)]
     for world_size in (2, 3, 4, 5):
-        ranks = [stream(documents, 60, T, chunk_rows, seed=seed, packing=packing, rank=r, world_size=world_size) for r in range(world_size)]
+        ranks = [
+            stream(documents, 60, T, chunk_rows, seed=seed, packing=packing, rank=r, world_size=world_size)
+            for r in range(world_size)
+        ]
         for x, y in batches:
             parts = [next(r) for r in ranks]
-            assert torch.equal(torch.cat([p[0] for p in parts]), x) and torch.equal(torch.cat([p[1] for p in parts]), y)
+            assert torch.equal(torch.cat([p[0] for p in parts]), x) and torch.equal(
+                torch.cat([p[1] for p in parts]), y
+            )
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(3, 30), st.integers(2, 9), st.integers(1, 9), st.sampled_from(["stream", "bos"]), st.integers(0, 9), st.data())
-def test_resuming_at_every_batch_of_two_epochs_on_any_number_of_ranks_equals_not_stopping(n, T, chunk_rows, packing, seed, data):
+@given(
+    st.integers(3, 30),
+    st.integers(2, 9),
+    st.integers(1, 9),
+    st.sampled_from(["stream", "bos"]),
+    st.integers(0, 9),
+    st.data(),
+)
+def test_resuming_at_every_batch_of_two_epochs_on_any_number_of_ranks_equals_not_stopping(
+    n, T, chunk_rows, packing, seed, data
+):
     documents, B = texts(n, 30, seed), 6
-    make = lambda rank=0, world_size=1: stream(documents, B, T, chunk_rows, seed=seed, packing=packing, rank=rank, world_size=world_size)
+    make = lambda rank=0, world_size=1: stream(
+        documents, B, T, chunk_rows, seed=seed, packing=packing, rank=rank, world_size=world_size
+    )
     world_before, world_after = data.draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (3, 2), (6, 3)]))
     ranks, straight, states = [make(r, world_before) for r in range(world_before)], [], []
     while not states or states[-1]["at"][0] < 2 and len(states) < 120:
@@ -114,7 +167,9 @@ def test_resuming_at_every_batch_of_two_epochs_on_any_number_of_ranks_equals_not
             r.load_state_dict(json.loads(json.dumps(state)))
         for x, y in straight[i : i + 3]:
             parts = [next(r) for r in resumed]
-            assert torch.equal(torch.cat([p[0] for p in parts]), x) and torch.equal(torch.cat([p[1] for p in parts]), y)
+            assert torch.equal(torch.cat([p[0] for p in parts]), x) and torch.equal(
+                torch.cat([p[1] for p in parts]), y
+            )
 
 
 def test_the_state_is_small_and_the_same_for_any_number_of_ranks():
@@ -125,7 +180,9 @@ def test_the_state_is_small_and_the_same_for_any_number_of_ranks():
             next(loader)
     assert merge_states([r.state_dict() for r in four]) == one.state_dict()
     numbers = json.dumps({k: v for k, v in one.state_dict().items() if k != "settings"}).count(",") + 1
-    assert numbers <= 4 * 8 + 5 and len(json.dumps(one.state_dict())) < 1000  # four numbers a row and a few more
+    assert (
+        numbers <= 4 * 8 + 5 and len(json.dumps(one.state_dict())) < 1000
+    )  # four numbers a row and a few more
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -191,22 +248,37 @@ def test_epochs_differ_in_order_where_shuffled_and_not_where_not():
     for shuffle in (True, False):
         loader = stream(documents, 1, 16, chunk_rows=20, shuffle=shuffle)
         first, second = epochs_of([next(loader) for _ in range(200)], 0)[:2]
-        assert (first == second) != shuffle and sorted(documents_in(first)) == sorted(documents_in(second)) == sorted(documents)
+        assert (first == second) != shuffle and sorted(documents_in(first)) == sorted(
+            documents_in(second)
+        ) == sorted(documents)
 
 
 def parquet(folder, n_files=3, n=40, row_group_size=9):
     "Parquet files with several row groups, the last of each shorter."
     documents = texts(n_files * n, 30)
     for k in range(n_files):
-        pq.write_table(pa.table({"text": documents[k * n : (k + 1) * n]}), folder / f"{k}.parquet", row_group_size=row_group_size)
+        pq.write_table(
+            pa.table({"text": documents[k * n : (k + 1) * n]}),
+            folder / f"{k}.parquet",
+            row_group_size=row_group_size,
+        )
     return documents
 
 
 @pytest.mark.parametrize("packing", ["stream", "bos"])
-def test_with_shuffled_row_groups_too_resuming_at_every_batch_of_two_epochs_equals_not_stopping(tmp_path, packing):
+def test_with_shuffled_row_groups_too_resuming_at_every_batch_of_two_epochs_equals_not_stopping(
+    tmp_path, packing
+):
     parquet(tmp_path)
     make = lambda rank=0, world_size=1: StreamLoader(
-        find_documents(str(tmp_path), chunk_rows=4), ByteTokenizer(), 4, 12, packing=packing, rank=rank, world_size=world_size, prefetch=0
+        find_documents(str(tmp_path), chunk_rows=4),
+        ByteTokenizer(),
+        4,
+        12,
+        packing=packing,
+        rank=rank,
+        world_size=world_size,
+        prefetch=0,
     )
     one, states, straight = make(), [], []
     while one.state["at"][0] < 2:
@@ -224,7 +296,9 @@ def test_row_groups_come_in_another_order_each_epoch_and_every_document_once(tmp
     documents = parquet(tmp_path, n_files=1, n=90)
     group = {text: i // 9 for i, text in enumerate(documents)}
     for shuffle in (True, False):
-        loader = StreamLoader(find_documents(str(tmp_path)), ByteTokenizer(), 1, 12, shuffle=shuffle, prefetch=0)
+        loader = StreamLoader(
+            find_documents(str(tmp_path)), ByteTokenizer(), 1, 12, shuffle=shuffle, prefetch=0
+        )
         epochs = [documents_in(tokens) for tokens in epochs_of([next(loader) for _ in range(300)], 0)[:2]]
         assert all(Counter(epoch) == Counter(documents) for epoch in epochs)
         orders = [list(dict.fromkeys(group[text] for text in epoch)) for epoch in epochs]
@@ -249,7 +323,11 @@ def test_a_state_of_other_data_or_of_one_rank_only_is_refused():
     with pytest.raises(UserError, match="one rank only"):
         stream(texts(50)).load_state_dict(loader.state_dict())
     whole = stream(texts(50)).state_dict()
-    for other, word in [(stream(texts(51)), "documents"), (stream(texts(50), block_size=9), "block_size"), (stream(texts(50), seed=1), "seed")]:
+    for other, word in [
+        (stream(texts(51)), "documents"),
+        (stream(texts(50), block_size=9), "block_size"),
+        (stream(texts(50), seed=1), "seed"),
+    ]:
         with pytest.raises(UserError, match=word):
             other.load_state_dict(whole)
     ahead = stream(texts(50), rank=1, world_size=2)
@@ -282,11 +360,17 @@ def test_streams_leave_out_what_is_held_out_and_validate_on_it(tmp_path, cache):
 
 def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache):
     files, text = prepare(str(words), "byte"), open_stream("sotu", "byte")
-    assert isinstance(make_loader("random", files, 2, 8), RandomLoader) and isinstance(make_loader("shard", files, 2, 8), ShardLoader)
+    assert isinstance(make_loader("random", files, 2, 8), RandomLoader) and isinstance(
+        make_loader("shard", files, 2, 8), ShardLoader
+    )
     for kind, data in (("random", files), ("shard", files), ("stream", text)):
         loader = make_loader(kind, data, 6, 8, seed=3, rank=1, world_size=2)
         x, y = next(loader)
-        assert x.shape == y.shape == (3, 8) and x.dtype == y.dtype == torch.int64 and torch.equal(x[:, 1:], y[:, :-1])
+        assert (
+            x.shape == y.shape == (3, 8)
+            and x.dtype == y.dtype == torch.int64
+            and torch.equal(x[:, 1:], y[:, :-1])
+        )
         json.dumps(loader.state_dict())
         loader.close()
     with pytest.raises(UserError, match="choose stream"):
@@ -319,7 +403,13 @@ dist.destroy_process_group()
 
 
 def test_real_processes_put_their_states_together(tmp_path):
-    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(rank), str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), str(tmp_path)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
     assert [w.wait(timeout=120) for w in workers] == [0, 0]
     one = stream([f"document {i} " * (i % 5 + 1) for i in range(60)], 4, 16, chunk_rows=7)
     for _ in range(9):

@@ -7,8 +7,8 @@ import time
 import pytest
 from two_hosts import TwoHosts, why_not
 
-from tinygpt.ddp_launch import World
-from tinygpt.ddp_watchdog import Watchdog, _Heart
+from tinygpt.ddp.watchdog import Watchdog, _Heart
+from tinygpt.ddp.world import World
 
 SCRIPT = """
 import os, signal, sys, time
@@ -62,7 +62,11 @@ def test_a_killed_rank_ends_all_and_a_survivor_names_it_before_torchrun_does(scr
     code, out, err, seconds = torchrun(script, 3, who, "kill")
     line, before_banner = the_line(err)
     pid = re.search(r"pid (\d+)", out)[1]
-    assert line.startswith(f"rank {who} (") and f"pid {pid}) is gone" in line and line.endswith("last good checkpoint: runs/a/step_10")
+    assert (
+        line.startswith(f"rank {who} (")
+        and f"pid {pid}) is gone" in line
+        and line.endswith("last good checkpoint: runs/a/step_10")
+    )
     assert code != 0 and before_banner and "ChildFailedError" in err and seconds < 60
 
 
@@ -97,14 +101,22 @@ def test_a_cable_that_is_pulled_ends_the_ranks_on_both_sides_and_each_machine_sa
     with TwoHosts() as hosts:
         both = hosts.start_torchrun(str(script), 1, "hang", 4)
         start = time.monotonic()
-        while "pid" not in both[0].out.read_text() + both[1].out.read_text() and time.monotonic() - start < 60:
+        while (
+            "pid" not in both[0].out.read_text() + both[1].out.read_text() and time.monotonic() - start < 60
+        ):
             time.sleep(0.1)
         hosts.pull_the_cable()
         said, start = [], time.monotonic()
         while len(said) < 2 and time.monotonic() - start < 60:  # torchrun itself takes longer to give up
-            said = re.findall(r"^rank 1 \(host1.* no sign of life.*$|^the machine of rank 0.*$", both[0].out.read_text() + both[1].out.read_text(), re.M)
+            said = re.findall(
+                r"^rank 1 \(host1.* no sign of life.*$|^the machine of rank 0.*$",
+                both[0].out.read_text() + both[1].out.read_text(),
+                re.M,
+            )
             time.sleep(0.1)
-    assert len(said) == 2 and all(line.endswith("last good checkpoint: runs/a/step_10") for line in said), said
+    assert len(said) == 2 and all(line.endswith("last good checkpoint: runs/a/step_10") for line in said), (
+        said
+    )
 
 
 def test_alone_a_watchdog_is_nothing():
@@ -124,7 +136,11 @@ class FakeStore(dict):
 def heart(size=3, patience=2.0):
     h = _Heart.__new__(_Heart)
     h.rank, h.size, h.patience, h.interval, h.machine = 0, size, patience, 0.5, "0"
-    h.store, h.seen, h.silent = FakeStore({f"beat/{r}": "1 running" for r in range(size)}), [""] * size, [0] * size
+    h.store, h.seen, h.silent = (
+        FakeStore({f"beat/{r}": "1 running" for r in range(size)}),
+        [""] * size,
+        [0] * size,
+    )
     h.who = [[str(r), f"host{r}", "1"] for r in range(size)]  # each on a machine of its own
     return h
 
@@ -168,4 +184,7 @@ def test_a_process_number_means_something_on_its_own_machine_only():
     h.who[1][2] = str(2**31 - 2)  # nobody has this number here
     assert h.look() is None
     h.who[1][0] = h.machine
-    assert h.look() == f"rank 1 (host1, pid {2**31 - 2}) is gone: its process ended without a word (killed, or out of memory?)"
+    assert (
+        h.look()
+        == f"rank 1 (host1, pid {2**31 - 2}) is gone: its process ended without a word (killed, or out of memory?)"
+    )

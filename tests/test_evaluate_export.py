@@ -1,4 +1,5 @@
 """Exported folders opened by transformers, exported tokenizers by tokenizers, and lm-evaluation-harness's scores against ours."""
+
 import importlib.util
 import json
 import logging
@@ -14,10 +15,20 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tinygpt.checkpoint import save_checkpoint
-from tinygpt.corpus import load_corpus
-from tinygpt.evaluate_export import (EOT, export_model, harness_model, main, merge_pairs, run_harness, spell_bytes, tokenizer_json, write_harness_task,
-                                     write_until)  # fmt: skip
-from tinygpt.evaluate_tasks import continuation_losses, load_items, score_items
+from tinygpt.data.tokens import load_corpus
+from tinygpt.evaluate.export import (
+    EOT,
+    export_model,
+    harness_model,
+    merge_pairs,
+    run_harness,
+    spell_bytes,
+    tokenizer_json,
+    write_harness_task,
+    write_until,
+)
+from tinygpt.evaluate.tasks import continuation_losses, load_items, score_items
+from tinygpt.export.__main__ import main  # fmt: skip
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import GPT2_PATTERN, BPETokenizer, ByteTokenizer, CharTokenizer
@@ -30,12 +41,19 @@ ODD = "In 1790, don't  \n\n\n café naïve 日本語 😀👩‍👩‍👧\u300
 TEXT = "The state of the Union, and the Congress of 1790; the people's government thanks them. " * 30 + ODD
 BPE = BPETokenizer.train([TEXT], 360)
 GPT2 = BPETokenizer.gpt2()
-THEIRS = {tok: tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(tok))) for tok in (BPE, GPT2, ByteTokenizer(), CharTokenizer.train(ODD))}
+THEIRS = {
+    tok: tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(tok)))
+    for tok in (BPE, GPT2, ByteTokenizer(), CharTokenizer.train(ODD))
+}
 
 
 def make_model(tok, kind="llama", seed=0, **kw):
     torch.manual_seed(seed)
-    model = GPT(getattr(GPTConfig, kind)(**{"vocab_size": tok.n_vocab, "block_size": 24, "n_layer": 2, "n_head": 4, "n_embd": 32} | kw))
+    model = GPT(
+        getattr(GPTConfig, kind)(
+            **{"vocab_size": tok.n_vocab, "block_size": 24, "n_layer": 2, "n_head": 4, "n_embd": 32} | kw
+        )
+    )
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.15)
     return model.eval()
@@ -64,7 +82,11 @@ def test_any_text_has_the_same_ids(text):
 
 def test_every_character_of_the_basic_plane_has_the_same_ids_between_letters():
     text = "".join(f"a{chr(c)}b" for c in range(0x10000) if not 0xD800 <= c < 0xE000)
-    differ = [c for c in range(0x10000) if not 0xD800 <= c < 0xE000 and THEIRS[BPE].encode(f"a {chr(c)}1").ids != BPE.encode(f"a {chr(c)}1")]
+    differ = [
+        c
+        for c in range(0x10000)
+        if not 0xD800 <= c < 0xE000 and THEIRS[BPE].encode(f"a {chr(c)}1").ids != BPE.encode(f"a {chr(c)}1")
+    ]
     assert differ == []
     assert THEIRS[BPE].decode(THEIRS[BPE].encode(text).ids) == text
 
@@ -88,15 +110,31 @@ def test_an_unknown_character_is_an_error_there_as_here():
 
 
 def test_merges_are_all_pairs_whose_union_is_a_token():
-    assert merge_pairs([b"a", b"b", b"c", b"ab", b"bc", b"abc"]) == [(b"a", b"b"), (b"b", b"c"), (b"a", b"bc"), (b"ab", b"c")]
+    assert merge_pairs([b"a", b"b", b"c", b"ab", b"bc", b"abc"]) == [
+        (b"a", b"b"),
+        (b"b", b"c"),
+        (b"a", b"bc"),
+        (b"ab", b"c"),
+    ]
     assert spell_bytes(b" a\n") == "ĠaĊ"
 
 
-@pytest.mark.parametrize("kind, kw", [("gpt2", {}), ("gpt2", {"bias": False}), ("llama", {}), ("llama", {"n_kv_head": 2, "tie_weights": True})])
+@pytest.mark.parametrize(
+    "kind, kw",
+    [
+        ("gpt2", {}),
+        ("gpt2", {"bias": False}),
+        ("llama", {}),
+        ("llama", {"n_kv_head": 2, "tie_weights": True}),
+    ],
+)
 def test_transformers_opens_the_folder_and_computes_the_same_logits(tmp_path, kind, kw):
     model = make_model(BPE, kind, **kw)
     export_model(model, BPE, tmp_path / "out")
-    theirs, tok = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(), AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs, tok = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(),
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+    )
     batch = tok("The people's government of 1790", return_tensors="pt")
     assert batch["input_ids"][0].tolist() == BPE.encode("The people's government of 1790")
     assert tok.eos_token_id == tok.bos_token_id == tok.pad_token_id == BPE.eot and len(tok) == BPE.n_vocab
@@ -104,8 +142,12 @@ def test_transformers_opens_the_folder_and_computes_the_same_logits(tmp_path, ki
     with torch.no_grad():
         torch.testing.assert_close(theirs(**batch).logits, model(batch["input_ids"])[0], rtol=1e-5, atol=1e-5)
     assert theirs.generation_config.eos_token_id == BPE.eot
-    new = theirs.generate(**batch, max_new_tokens=8, do_sample=False)[0, batch["input_ids"].shape[1] :].tolist()
-    assert write_until(model, BPE, "The people's government of 1790", [], 8) == tok.decode(new, skip_special_tokens=True)
+    new = theirs.generate(**batch, max_new_tokens=8, do_sample=False)[
+        0, batch["input_ids"].shape[1] :
+    ].tolist()
+    assert write_until(model, BPE, "The people's government of 1790", [], 8) == tok.decode(
+        new, skip_special_tokens=True
+    )
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
@@ -127,8 +169,14 @@ def test_the_command_exports_a_run(tmp_path, capsys):
                                                                "tokenizer_config.json"}  # fmt: skip
     assert main([str(tmp_path / "run"), str(tmp_path / "out")]) == 2
     assert "exists" in capsys.readouterr().err
-    assert main([str(tmp_path / "no"), str(tmp_path / "out2")]) == 2 and "does not exist" in capsys.readouterr().err
-    assert main(["--harness-task", "lambada", "--data", str(tmp_path / "no.jsonl"), str(tmp_path / "tasks")]) == 2
+    assert (
+        main([str(tmp_path / "no"), str(tmp_path / "out2")]) == 2
+        and "does not exist" in capsys.readouterr().err
+    )
+    assert (
+        main(["--harness-task", "lambada", "--data", str(tmp_path / "no.jsonl"), str(tmp_path / "tasks")])
+        == 2
+    )
     assert "is not a file of the kinds" in capsys.readouterr().err
 
 
@@ -163,8 +211,15 @@ def questions(tmp_path_factory):
     swag = [{"activity_label": some(2), "ctx_a": some(int(rng.integers(3, 25))), "ctx_b": some(3) + " [x]", "endings": [some(int(rng.integers(1, 5))) for _ in range(4)],
              "label": str(i % 4)} for i in range(24)]  # fmt: skip
     (folder / "h.jsonl").write_text("".join(json.dumps(r) + "\n" for r in swag), encoding="utf-8")
-    (folder / "l.jsonl").write_text("".join(json.dumps({"text": some(12)}) + "\n" for _ in range(24)), encoding="utf-8")
-    columns = [*(f"InputSentence{i}" for i in range(1, 5)), "RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2", "AnswerRightEnding"]
+    (folder / "l.jsonl").write_text(
+        "".join(json.dumps({"text": some(12)}) + "\n" for _ in range(24)), encoding="utf-8"
+    )
+    columns = [
+        *(f"InputSentence{i}" for i in range(1, 5)),
+        "RandomFifthSentenceQuiz1",
+        "RandomFifthSentenceQuiz2",
+        "AnswerRightEnding",
+    ]
     rows = [[f'"{some(4)}"' for _ in range(6)] + [str(1 + i % 2)] for i in range(24)]
     (folder / "s.csv").write_text("\n".join(",".join(r) for r in [columns, *rows]) + "\n", encoding="utf-8")
     files = {"hellaswag": folder / "h.jsonl", "lambada": folder / "l.jsonl", "storycloze": folder / "s.csv"}
@@ -174,12 +229,20 @@ def questions(tmp_path_factory):
 
 
 @harness
-@pytest.mark.parametrize("kind, way", [("gpt2", "export"), ("llama", "export"), ("llama", "adapter"), ("modern", "adapter")])
+@pytest.mark.parametrize(
+    "kind, way", [("gpt2", "export"), ("llama", "export"), ("llama", "adapter"), ("modern", "adapter")]
+)
 def test_the_harness_gives_our_score_on_local_files(tmp_path, questions, kind, way):
     logging.disable(logging.WARNING)
     folder, files, names = questions
-    model = make_model(BPE, kind, block_size=48)  # the harness refuses continuations that are longer than the context
-    subject = export_model(model, BPE, tmp_path / "out") if way == "export" else harness_model(model, BPE, batch_size=5)
+    model = make_model(
+        BPE, kind, block_size=48
+    )  # the harness refuses continuations that are longer than the context
+    subject = (
+        export_model(model, BPE, tmp_path / "out")
+        if way == "export"
+        else harness_model(model, BPE, batch_size=5)
+    )
     theirs = run_harness(subject, list(names.values()), folder / "tasks", batch_size=7)
     for task, path in files.items():
         ours = score_items(model, BPE, load_items(task, str(path)), batch_size=6)
@@ -196,13 +259,27 @@ def test_the_harness_own_model_agrees_request_by_request(tmp_path):
     from lm_eval.models.huggingface import HFLM
 
     model = make_model(BPE)
-    theirs = HFLM(pretrained=str(export_model(model, BPE, tmp_path / "out")), device="cpu", dtype="float32", batch_size=3)
+    theirs = HFLM(
+        pretrained=str(export_model(model, BPE, tmp_path / "out")),
+        device="cpu",
+        dtype="float32",
+        batch_size=3,
+    )
     ours = harness_model(model, BPE, batch_size=4)
-    pairs = [("The state of ", "the Union"), ("", "The people"), ("a" * 40, " Congress of 1790"), ("x", " y"), ("The state", " of")]
+    pairs = [
+        ("The state of ", "the Union"),
+        ("", "The people"),
+        ("a" * 40, " Congress of 1790"),
+        ("x", " y"),
+        ("The state", " of"),
+    ]
     requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
     for a, b in zip(ours.loglikelihood(requests), theirs.loglikelihood(requests), strict=True):
         assert a[0] == pytest.approx(b[0], rel=1e-5) and a[1] == b[1]
-    texts = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(("The Union", TEXT[:400], "a"))]
+    texts = [
+        Instance("loglikelihood_rolling", {}, (text,), i)
+        for i, text in enumerate(("The Union", TEXT[:400], "a"))
+    ]
     assert ours.loglikelihood_rolling(texts) == pytest.approx(theirs.loglikelihood_rolling(texts), rel=1e-5)
     write = [Instance("generate_until", {}, ("The state", {"until": ["e"], "max_gen_toks": 6}), 0)]
     assert ours.generate_until(write) == theirs.generate_until(write)
@@ -225,6 +302,8 @@ def test_a_whole_text_is_scored_token_for_token(tmp_path):
 def test_what_is_written_after_a_long_prompt_depends_on_its_end_alone():
     tok = CharTokenizer.train("".join(map(chr, range(32, 127))))
     model, end = make_model(tok), "the last words of the prompt"  # a context of 24 characters
-    one, other = (write_until(model, tok, begin + end, [], 12) for begin in ("x", "Something else altogether. "))
+    one, other = (
+        write_until(model, tok, begin + end, [], 12) for begin in ("x", "Something else altogether. ")
+    )
     assert one == other and len(set(one)) > 1
     assert one != write_until(model, tok, end + "?", [], 12)

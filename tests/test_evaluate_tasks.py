@@ -1,4 +1,5 @@
 """Completion tasks: the losses against one at a time, the readers against the files of the field, the intervals against their definition."""
+
 import gzip
 import json
 import math
@@ -10,10 +11,23 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tinygpt.evaluate import main
 from tinygpt.checkpoint import save_checkpoint
-from tinygpt.evaluate_tasks import (TASKS, Item, continuation_losses, encode_pair, evaluate_task, hellaswag_item, lambada_item, load_items, pair_windows,
-                                    read_rows, score_items, task_line, wilson_interval)  # fmt: skip
+from tinygpt.evaluate.__main__ import main
+from tinygpt.evaluate.tasks import (  # fmt: skip
+    TASKS,
+    Item,
+    continuation_losses,
+    encode_pair,
+    evaluate_task,
+    hellaswag_item,
+    lambada_item,
+    load_items,
+    pair_windows,
+    read_rows,
+    score_items,
+    task_line,
+    wilson_interval,
+)
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import BPETokenizer, ByteTokenizer
@@ -31,7 +45,13 @@ def make_model(kind="llama", seed=0, scale=0.3):
 
 def random_pairs(n, longest, seed=0):
     rng = np.random.default_rng(seed)
-    return [(rng.integers(0, 256, rng.integers(1, longest)).tolist(), rng.integers(0, 256, rng.integers(1, longest)).tolist()) for _ in range(n)]
+    return [
+        (
+            rng.integers(0, 256, rng.integers(1, longest)).tolist(),
+            rng.integers(0, 256, rng.integers(1, longest)).tolist(),
+        )
+        for _ in range(n)
+    ]
 
 
 @torch.no_grad()
@@ -54,7 +74,10 @@ def slow_loss(model, before, after):
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "modern"])
 @pytest.mark.parametrize("batch_size", [1, 5, 64])
 def test_padded_batches_equal_one_token_at_a_time(kind, batch_size):
-    model, pairs = make_model(kind), random_pairs(15, 10) + random_pairs(5, 40, seed=1)  # the later ones do not fit into the context
+    model, pairs = (
+        make_model(kind),
+        random_pairs(15, 10) + random_pairs(5, 40, seed=1),
+    )  # the later ones do not fit into the context
     nats, greedy = continuation_losses(model, pairs, batch_size)
     for (before, after), n, g in zip(pairs, nats, greedy, strict=True):
         want, want_greedy = slow_loss(model, before, after)
@@ -66,7 +89,9 @@ def test_the_order_of_the_questions_changes_nothing():
     model, pairs = make_model(), random_pairs(20, 30)
     nats, _ = continuation_losses(model, pairs, 4)
     order = np.random.default_rng(0).permutation(20)
-    np.testing.assert_allclose(continuation_losses(model, [pairs[i] for i in order], 4)[0], nats[order], rtol=1e-5)
+    np.testing.assert_allclose(
+        continuation_losses(model, [pairs[i] for i in order], 4)[0], nats[order], rtol=1e-5
+    )
 
 
 def test_a_continuation_that_greedy_decoding_writes_is_seen():
@@ -109,7 +134,10 @@ def harness_split(tok, context, continuation):
 BPE = BPETokenizer.train(["the cat sat on the mat, and the union of the states " * 40], 280)
 
 
-@given(st.text(alphabet="the cats, un.", min_size=1, max_size=30).filter(str.strip), st.sampled_from([" the", " state", " on the mat", "  the", "e cat", "s of", "t, and"]))
+@given(
+    st.text(alphabet="the cats, un.", min_size=1, max_size=30).filter(str.strip),
+    st.sampled_from([" the", " state", " on the mat", "  the", "e cat", "s of", "t, and"]),
+)
 @example("the sta", "tes of the union")
 def test_pairs_are_split_as_the_harness_splits_them(context, continuation):
     want = harness_split(BPE, context, continuation)
@@ -118,15 +146,25 @@ def test_pairs_are_split_as_the_harness_splits_them(context, continuation):
 
 
 def test_the_space_belongs_to_the_continuation_wherever_it_was_typed():
-    assert encode_pair(BPE, "on the ", "mat") == encode_pair(BPE, "on the", " mat") == (BPE.encode("on the"), BPE.encode(" mat"))
+    assert (
+        encode_pair(BPE, "on the ", "mat")
+        == encode_pair(BPE, "on the", " mat")
+        == (BPE.encode("on the"), BPE.encode(" mat"))
+    )
     assert encode_pair(BPE, "", "the mat") == ([BPE.eot], BPE.encode("the mat"))
     before, after = encode_pair(BPE, "th", "e")  # one token over the border: something is left to score
     assert len(after) >= 1
 
 
 def test_sums_prefer_short_options_and_lengths_make_up_for_it():
-    model = make_model(scale=0.0)  # all 257 ids equally likely: a loss of ln 257 for each byte, the space included
-    items = [Item("x", [" a", " bbbb", " cc", " dd"], 1), Item("x", [" a", " bb", " c", " d"], 1), Item("x", [" a", " bb", " c", " d"], 0)]
+    model = make_model(
+        scale=0.0
+    )  # all 257 ids equally likely: a loss of ln 257 for each byte, the space included
+    items = [
+        Item("x", [" a", " bbbb", " cc", " dd"], 1),
+        Item("x", [" a", " bb", " c", " d"], 1),
+        Item("x", [" a", " bb", " c", " d"], 0),
+    ]
     result = score_items(model, ByteTokenizer(), items)
     assert result["acc"] == 1 / 3  # the sums take option 0 each time
     assert result["acc_norm"] == 2 / 3  # per character of the option 2/1, 5/4, 3/2: option 1 each time
@@ -173,13 +211,23 @@ def test_hellaswag_is_read_as_the_harness_reads_it():
 
 
 def test_the_harness_itself_agrees_on_hellaswag():
-    utils = pytest.importorskip("lm_eval.tasks.hellaswag.utils", reason="lm-evaluation-harness is not installed")
+    utils = pytest.importorskip(
+        "lm_eval.tasks.hellaswag.utils", reason="lm-evaluation-harness is not installed"
+    )
     import datasets
 
-    rows = [SWAG, SWAG | {"ctx_b": "[header] THE next [step] Step  two", "endings": [" a [x] b", "[title] c", "d  e", "f"]}]
+    rows = [
+        SWAG,
+        SWAG
+        | {"ctx_b": "[header] THE next [step] Step  two", "endings": [" a [x] b", "[title] c", "d  e", "f"]},
+    ]
     for doc, row in zip(utils.process_docs(datasets.Dataset.from_list(rows)), rows):
         item = hellaswag_item(row)
-        assert item.context == doc["query"] and item.options == [" " + c for c in doc["choices"]] and item.label == doc["gold"]
+        assert (
+            item.context == doc["query"]
+            and item.options == [" " + c for c in doc["choices"]]
+            and item.label == doc["gold"]
+        )
 
 
 def write(path, text):
@@ -192,7 +240,10 @@ HEADER = "InputStoryid,InputSentence1,InputSentence2,InputSentence3,InputSentenc
 
 
 def test_storycloze_is_read_from_its_csv(tmp_path):
-    path = write(tmp_path / "s.csv", "\ufeff" + HEADER + '1,"Ann, 9, ran.",She fell.,It hurt.,She cried.,She laughed.,Mum came.,2\n')
+    path = write(
+        tmp_path / "s.csv",
+        "\ufeff" + HEADER + '1,"Ann, 9, ran.",She fell.,It hurt.,She cried.,She laughed.,Mum came.,2\n',
+    )
     [item] = load_items("storycloze", path)
     assert item == Item("Ann, 9, ran. She fell. It hurt. She cried.", [" She laughed.", " Mum came."], 1)
 
@@ -216,7 +267,10 @@ def test_parquet_and_remote_files_are_read(tmp_path):
 
 def test_the_hub_is_asked_where_no_file_is_given(monkeypatch):
     asked = []
-    monkeypatch.setattr("tinygpt.evaluate_tasks.read_rows", lambda data: asked.append(data) or iter([("x row 1", {"text": "a b"})]))
+    monkeypatch.setattr(
+        "tinygpt.evaluate.tasks.read_rows",
+        lambda data: asked.append(data) or iter([("x row 1", {"text": "a b"})]),
+    )
     load_items("lambada")
     assert asked == [TASKS["lambada"].hub] and asked[0].startswith("hf://datasets/")
 
@@ -271,12 +325,38 @@ def test_the_command_scores_a_task_and_writes_it_beside_the_published_numbers(tm
     model = make_model()
     save_checkpoint(tmp_path / "run/checkpoints/step_1", model, ByteTokenizer())
     data = write(tmp_path / "h.jsonl", "".join(json.dumps(SWAG | {"label": i % 4}) + "\n" for i in range(8)))
-    assert main([str(tmp_path / "run"), "--task", "hellaswag", "--data", data, "--limit", "6", "--batch-size", "3", "--device", "cpu"]) == 0
+    assert (
+        main(
+            [
+                str(tmp_path / "run"),
+                "--task",
+                "hellaswag",
+                "--data",
+                data,
+                "--limit",
+                "6",
+                "--batch-size",
+                "3",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
-    assert "hellaswag: acc_norm " in out and "n = 6" in out and "GPT-3 Small (Brown et al. 2020) 33.7 %" in out and "chance 25.0 %" in out
+    assert (
+        "hellaswag: acc_norm " in out
+        and "n = 6" in out
+        and "GPT-3 Small (Brown et al. 2020) 33.7 %" in out
+        and "chance 25.0 %" in out
+    )
     [saved] = json.loads((tmp_path / "run/eval.json").read_text())
     again = evaluate_task(model, ByteTokenizer(), "hellaswag", data, limit=6)
-    assert saved["acc_norm"] == again["acc_norm"] and saved["acc_norm_95"] == again["acc_norm_95"] and saved["n"] == 6
+    assert (
+        saved["acc_norm"] == again["acc_norm"]
+        and saved["acc_norm_95"] == again["acc_norm_95"]
+        and saved["n"] == 6
+    )
     assert task_line(again) in out
 
 

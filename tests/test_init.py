@@ -1,4 +1,5 @@
 """Initialisation: what each scheme sets, first losses by closed form, how streams grow with depth and width, the meters."""
+
 import math
 
 import pytest
@@ -20,7 +21,11 @@ class Branch(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.ln, self.c_fc, self.c_proj = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.ln, self.c_fc, self.c_proj = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x):
         return x + self.c_proj(F.relu(self.c_fc(self.ln(x))))
@@ -30,7 +35,9 @@ class Stack(nn.Module):
     def __init__(self, width=128, n_layer=4, vocab=100):
         super().__init__()
         self.wte = nn.Embedding(vocab, width)
-        self.h = nn.ModuleList(Branch(width) for _ in range(2 * n_layer))  # two additions a layer, as attention and MLP
+        self.h = nn.ModuleList(
+            Branch(width) for _ in range(2 * n_layer)
+        )  # two additions a layer, as attention and MLP
         self.norm = nn.RMSNorm(width)
         self.lm_head = nn.Linear(width, vocab, bias=False)
 
@@ -49,7 +56,12 @@ def seeded(seed=0):
 def test_every_weight_has_the_deviation_of_its_role_and_every_bias_and_norm_its_constant(scheme):
     model = init_weights(Stack(256, 6, 500), n_layer=6, scheme=scheme, generator=seeded())
     want = {  # closed forms, written out again
-        "torch": {"wte": 1, "c_fc": (3 * 256) ** -0.5, "c_proj": (3 * 1024) ** -0.5, "lm_head": (3 * 256) ** -0.5},
+        "torch": {
+            "wte": 1,
+            "c_fc": (3 * 256) ** -0.5,
+            "c_proj": (3 * 1024) ** -0.5,
+            "lm_head": (3 * 256) ** -0.5,
+        },
         "normal": {"wte": 0.02, "c_fc": 0.02, "c_proj": 0.02, "lm_head": 0.02},
         "gpt2": {"wte": 0.02, "c_fc": 0.02, "c_proj": 0.02 / math.sqrt(12), "lm_head": 0.02},
         "zero": {"wte": 0.02, "c_fc": 0.02, "c_proj": 0, "lm_head": 0},
@@ -143,7 +155,11 @@ def test_what_the_branches_add_to_the_stream_does_not_depend_on_the_depth(n_laye
 @pytest.mark.parametrize("variant", ["llama", "modern"])
 def test_the_first_loss_of_a_zero_head_is_exactly_the_log_of_the_vocabulary(variant):
     for vocab in (65, 100, 128, 1000):  # padded and not
-        model = GPT(getattr(GPTConfig, variant)(vocab_size=vocab, block_size=16, n_layer=2, n_head=2, n_embd=32, init="zero"))
+        model = GPT(
+            getattr(GPTConfig, variant)(
+                vocab_size=vocab, block_size=16, n_layer=2, n_head=2, n_embd=32, init="zero"
+            )
+        )
         idx = torch.randint(vocab, (4, 16))
         assert model(idx, idx)[1].item() == pytest.approx(math.log(vocab), abs=1e-6)
 

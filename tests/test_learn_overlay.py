@@ -3,16 +3,31 @@ import copy
 
 import pytest
 
-from tinygpt.learn_book import exercises_of, exports_in, find_project, functions_in, make_notebook, read_notebook
-from tinygpt.learn_overlay import lay_over, read_work
+from tinygpt.learn.book import (
+    exercises_of,
+    exports_in,
+    find_project,
+    functions_in,
+    make_notebook,
+    read_notebook,
+)
+from tinygpt.learn.overlay import lay_over, read_work
 
 ROOT = find_project()
 CHAPTERS = sorted(p.stem for p in (ROOT / "nbs").glob("[0-9]*.ipynb") if exercises_of(ROOT, p.stem))
 CHAPTER = {
     "cells": [
         {"cell_type": "code", "id": "one", "source": "#| export\nimport math\n\nLIMIT = 3"},
-        {"cell_type": "code", "id": "two", "source": '#| export\ndef double(x):\n    "Twice x."\n    return 2 * x\n\n\ndef _help(x):\n    return x'},
-        {"cell_type": "code", "id": "three", "source": '#| export\nclass Box:\n    def __init__(self, x):\n        self.x = x\n\n    def open(self):\n        "What is in it."\n        return self.x'},
+        {
+            "cell_type": "code",
+            "id": "two",
+            "source": '#| export\ndef double(x):\n    "Twice x."\n    return 2 * x\n\n\ndef _help(x):\n    return x',
+        },
+        {
+            "cell_type": "code",
+            "id": "three",
+            "source": '#| export\nclass Box:\n    def __init__(self, x):\n        self.x = x\n\n    def open(self):\n        "What is in it."\n        return self.x',
+        },
         {"cell_type": "code", "id": "four", "source": "assert double(2) == 4"},
     ]
 }
@@ -41,7 +56,9 @@ def parsed(source):
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(getattr(node, "body", None), list):
-            node.body = [s for s in node.body if not ast.unparse(s).startswith(("_ran[", "from tinygpt_ran import"))]
+            node.body = [
+                s for s in node.body if not ast.unparse(s).startswith(("_ran[", "from tinygpt_ran import"))
+            ]
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tinygpt."):
             node.module, node.level = node.module.removeprefix("tinygpt."), 1
     return ast.dump(tree)
@@ -62,15 +79,21 @@ def test_all_solutions_laid_over_are_the_package_but_for_the_notes(chapter):
 @pytest.mark.parametrize("chapter", ["10_adamw", "13_ddp_launch", "06_model"])
 def test_a_fresh_notebook_is_all_holes(chapter):
     work = read_work(make_notebook(ROOT, chapter), read_notebook(ROOT / f"nbs/{chapter}.ipynb"), chapter)
-    assert work.holes == [d.name for d in exercises_of(ROOT, chapter)] and not (work.written or work.problems or work.changed)
+    assert work.holes == [d.name for d in exercises_of(ROOT, chapter)] and not (
+        work.written or work.problems or work.changed
+    )
 
 
 def test_a_functions_note_says_that_it_ran():
-    work = work_after(two='#| export\ndef double(x):\n    "Twice x."\n    return x + x\n\n\ndef _help(x):\n    return x')
+    work = work_after(
+        two='#| export\ndef double(x):\n    "Twice x."\n    return x + x\n\n\ndef _help(x):\n    return x'
+    )
     space = run(work)
     assert not space["_ran"] and space["double"](4) == 8 and space["_ran"] == {"toy:double": True}
     assert space["Box"](3).open() == 3 and space["_ran"] == {"toy:double": True, "toy:Box.open": True}
-    assert run(work, names=["Box.open"])["double"].__code__.co_consts[0] == "Twice x." and "x + x" not in lay_over(MODULE, work, ["Box.open"])
+    assert run(work, names=["Box.open"])["double"].__code__.co_consts[
+        0
+    ] == "Twice x." and "x + x" not in lay_over(MODULE, work, ["Box.open"])
 
 
 def test_one_line_bodies_are_noted_too():
@@ -81,7 +104,10 @@ def test_one_line_bodies_are_noted_too():
 
 def test_helpers_constants_and_imports_of_the_learner_travel_with_the_solution():
     source = "#| export\nimport math\nimport statistics as st\n\nFACTOR = 2\n\n\ndef mine(x):\n    return FACTOR * x\n\n\n"
-    work = work_after(two=source + 'def double(x):\n    "Twice x."\n    return st.mean([mine(x), mine(x)])\n\n\ndef _help(x):\n    return x')
+    work = work_after(
+        two=source
+        + 'def double(x):\n    "Twice x."\n    return st.mean([mine(x), mine(x)])\n\n\ndef _help(x):\n    return x'
+    )
     assert work.imports == ["import statistics as st"] and len(work.helpers) == 2
     assert run(work)["double"](3) == 6
 
@@ -96,30 +122,46 @@ def test_a_helper_in_a_cell_of_its_own_and_one_that_is_a_base_class_travel():
 
 
 def test_new_methods_and_changed_constructors_travel():
-    work = work_after(three='#| export\nclass Box:\n    def __init__(self, x):\n        self.y = x\n\n    def open(self):\n        "What is in it."\n        return self.look()\n\n    def look(self):\n        return self.y + 1')
+    work = work_after(
+        three='#| export\nclass Box:\n    def __init__(self, x):\n        self.y = x\n\n    def open(self):\n        "What is in it."\n        return self.look()\n\n    def look(self):\n        return self.y + 1'
+    )
     assert set(work.changed) == {"Box.__init__", "Box.look"} and run(work)["Box"](1).open() == 2
 
 
 def test_a_renamed_function_and_a_deleted_cell_are_told():
     work = work_after(two='#| export\ndef doubled(x):\n    "Twice x."\n    return 2 * x', three="")
-    assert "there is no double in the cells that begin with #| export: it was renamed, moved or deleted" == work.problems["double"] and "Box.open" in work.problems
+    assert (
+        "there is no double in the cells that begin with #| export: it was renamed, moved or deleted"
+        == work.problems["double"]
+        and "Box.open" in work.problems
+    )
 
 
 def test_a_changed_signature_is_told_and_annotations_and_defaults_do_not_count():
-    assert work_after(two='#| export\ndef double(x, y):\n    return 2 * x').problems["double"] == "its arguments are (x, y), and should be (x)"
+    assert (
+        work_after(two="#| export\ndef double(x, y):\n    return 2 * x").problems["double"]
+        == "its arguments are (x, y), and should be (x)"
+    )
     assert "double" in work_after(two="#| export\ndef double(x: int = 0):\n    return 2 * x").written
 
 
 def test_a_cell_that_is_not_python_is_named_with_its_line_and_spoils_no_other():
     work = work_after(two='#| export\ndef double(x):\n    "Twice x."\n    return 2 * (x\n')
-    assert work.problems == {"double": "cell 2 (id two) is not Python: '(' was never closed, line 4: return 2 * (x"}
+    assert work.problems == {
+        "double": "cell 2 (id two) is not Python: '(' was never closed, line 4: return 2 * (x"
+    }
     assert list(work.written) == ["Box.open"]
 
 
 def test_of_two_versions_the_later_counts_unless_it_is_a_hole():
     later = '#| export\ndef double(x):\n    "Twice x."\n    return x * 2'
     assert "x * 2" in work_after(five=later).written["double"].text
-    assert "2 * x" in work_after(five=later.replace("return x * 2", 'raise NotImplementedError("hole: double")')).written["double"].text
+    assert (
+        "2 * x"
+        in work_after(five=later.replace("return x * 2", 'raise NotImplementedError("hole: double")'))
+        .written["double"]
+        .text
+    )
 
 
 def test_what_only_left_filled_in_is_given_until_it_is_changed():

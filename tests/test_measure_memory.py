@@ -1,4 +1,5 @@
 """Predicted bytes against those that autograd, the optimizers, the allocator and the operating system count."""
+
 import os
 import subprocess
 import sys
@@ -10,10 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.measure_memory import (
-    activation_bytes, available_memory, largest_batch, measure_memory, memory_timeline, param_counts, predict_memory, state_bytes,
-    training_step, used_memory,
-)  # fmt: skip
+from tinygpt.measure.memory import (  # fmt: skip
+    activation_bytes,
+    available_memory,
+    largest_batch,
+    measure_memory,
+    memory_timeline,
+    param_counts,
+    predict_memory,
+    state_bytes,
+    training_step,
+    used_memory,
+)
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.muon import Muon, muon_groups
 from tinygpt.support import UserError
@@ -39,7 +48,11 @@ SIZES = {  # name: (shape, rows): dominated by the loss, by the blocks, by weigh
 def saved_for_backward(config, rows, dtype):
     "Bytes of the storages that autograd keeps after a forward pass, weights and batch left out."
     model, x = GPT(config), torch.randint(config.vocab_size, (rows, config.block_size))
-    own, kept, alive = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), x]}, {}, []
+    own, kept, alive = (
+        {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), x]},
+        {},
+        [],
+    )
 
     def pack(t):
         storage = t.untyped_storage()
@@ -48,7 +61,10 @@ def saved_for_backward(config, rows, dtype):
             alive.append(t)  # so that no address is given out twice
         return t
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        torch.autocast("cpu", dtype, enabled=dtype != torch.float32),
+    ):
         model(x, x)
     return sum(kept.values())
 
@@ -71,7 +87,9 @@ def test_the_bytes_that_autograd_saves_are_those_of_the_formula(name, dtype):
     norm=st.sampled_from(["layernorm", "rmsnorm"]), mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
     position=st.sampled_from(["learned", "rope"]),
 )  # fmt: skip
-def test_parameters_are_counted_as_the_model_has_them(variant, layers, heads, width, vocab, bias, tied, norm, mlp, position):
+def test_parameters_are_counted_as_the_model_has_them(
+    variant, layers, heads, width, vocab, bias, tied, norm, mlp, position
+):
     config = getattr(GPTConfig, variant)(
         n_layer=layers, n_head=heads[0], n_kv_head=heads[1], n_embd=width, vocab_size=vocab, block_size=16, bias=bias, tie_weights=tied,
         norm=norm, mlp=mlp, position=position, init="gpt2",
@@ -90,7 +108,9 @@ def test_optimizer_state_is_as_large_as_torchs(name, optimizer):
     before = sum(t.nbytes for t in tensors())
     step()
     state = sum(t.nbytes for t in tensors()) - before
-    assert state == pytest.approx(state_bytes(VARIANTS[name], optimizer), rel=1e-3)  # beside it, a step count for each parameter
+    assert state == pytest.approx(
+        state_bytes(VARIANTS[name], optimizer), rel=1e-3
+    )  # beside it, a step count for each parameter
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -101,13 +121,17 @@ def test_predicted_peak_is_within_15_percent_of_measured(variant, size):
     assert predict_memory(config, rows).total == pytest.approx(measure_memory(config, rows), rel=0.15)
 
 
-@pytest.mark.parametrize("settings", [dict(optimizer="muon"), dict(micro_steps=2), dict(micro_steps=2, optimizer="muon")], ids=str)
+@pytest.mark.parametrize(
+    "settings", [dict(optimizer="muon"), dict(micro_steps=2), dict(micro_steps=2, optimizer="muon")], ids=str
+)
 @pytest.mark.parametrize("size", ["loss", "weights"])
 def test_predicted_peak_holds_with_muon_and_with_micro_steps(size, settings):
     shape, rows = SIZES[size]
     for variant in ("gpt2", "modern"):
         config = getattr(GPTConfig, variant)(**shape)
-        assert predict_memory(config, rows, **settings, stacked=False).total == pytest.approx(measure_memory(config, rows, **settings), rel=0.15)
+        assert predict_memory(config, rows, **settings, stacked=False).total == pytest.approx(
+            measure_memory(config, rows, **settings), rel=0.15
+        )
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -115,7 +139,9 @@ def test_predicted_peak_holds_with_muon_and_with_micro_steps(size, settings):
 def test_predicted_peak_holds_under_autocast(variant, rows):  # small: not every CPU is quick with bfloat16
     for shape in (SHAPE, dict(vocab_size=128, block_size=16, n_layer=4, n_head=4, n_embd=128)):
         config = getattr(GPTConfig, variant)(**shape)
-        ratio = predict_memory(config, rows, dtype=torch.bfloat16).total / measure_memory(config, rows, dtype=torch.bfloat16)
+        ratio = predict_memory(config, rows, dtype=torch.bfloat16).total / measure_memory(
+            config, rows, dtype=torch.bfloat16
+        )
         assert 0.99 < ratio < 1.08  # if it errs, then upwards
 
 
@@ -123,7 +149,9 @@ def test_predicted_peak_holds_under_autocast(variant, rows):  # small: not every
 def test_predicted_peak_holds_where_newton_schulz_makes_it(variant):
     config = getattr(GPTConfig, variant)(vocab_size=128, block_size=16, n_layer=1, n_head=4, n_embd=512)
     predicted = predict_memory(config, 1, optimizer="muon", stacked=False)
-    assert predicted.name == "optimizer step" and predicted.total == pytest.approx(measure_memory(config, 1, optimizer="muon"), rel=0.01)
+    assert predicted.name == "optimizer step" and predicted.total == pytest.approx(
+        measure_memory(config, 1, optimizer="muon"), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("size", ["loss", "weights"])
@@ -145,13 +173,18 @@ def test_a_peak_that_one_tensor_makes_is_predicted_to_the_byte_or_nearly(variant
     embedding = getattr(GPTConfig, variant)(vocab_size=16384, n_embd=128, n_layer=1, n_head=2, block_size=16)
     loss = getattr(GPTConfig, variant)(**SIZES["loss"][0])
     for config, rows in ((embedding, 1), (loss, 8)):
-        assert predict_memory(config, rows, **settings).total == pytest.approx(measure_memory(config, rows, **settings), rel=1e-3)
+        assert predict_memory(config, rows, **settings).total == pytest.approx(
+            measure_memory(config, rows, **settings), rel=1e-3
+        )
 
 
 def test_the_peak_is_where_the_allocator_has_it():
     shape, rows = SIZES["loss"]
     assert predict_memory(GPTConfig.gpt2(**shape), rows).name == "loss backward"
-    assert predict_memory(GPTConfig.gpt2(**SIZES["weights"][0]), 1).name in ("block 0 backward", "embedding backward")
+    assert predict_memory(GPTConfig.gpt2(**SIZES["weights"][0]), 1).name in (
+        "block 0 backward",
+        "embedding backward",
+    )
 
 
 def test_the_sum_of_everything_is_not_the_peak():
@@ -179,7 +212,10 @@ Path("/proc/self/clear_refs").write_text("5")
 step()
 print(status("VmHWM") - before, predict_memory(GPTConfig.gpt2(**shape), 8).total)
 """
-    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}  # the C library gives large blocks back at once
+    env = os.environ | {
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "OMP_NUM_THREADS": "1",
+    }  # the C library gives large blocks back at once
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
     if "Permission" in done.stderr:
         pytest.skip("this system does not let a process reset its high-water mark")
@@ -193,7 +229,11 @@ def test_the_largest_batch_fits_and_one_row_more_does_not(settings):
     for memory in (2e7, 1e8, 1.23e9):
         rows = largest_batch(config, memory, **settings)
         assert rows >= 1
-        assert predict_memory(config, rows, **settings).total <= memory < predict_memory(config, rows + 1, **settings).total
+        assert (
+            predict_memory(config, rows, **settings).total
+            <= memory
+            < predict_memory(config, rows + 1, **settings).total
+        )
     assert largest_batch(config, 1e6) == 0
 
 
@@ -228,9 +268,12 @@ def test_used_and_available_memory_of_this_machine():
 
 
 def test_a_containers_limit_counts(monkeypatch):
-    import tinygpt.measure_memory as module
+    import tinygpt.measure.memory as module
 
-    files = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8000000 kB\n", "/sys/fs/cgroup/memory.max": "1000000\n"}
+    files = {
+        "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8000000 kB\n",
+        "/sys/fs/cgroup/memory.max": "1000000\n",
+    }
 
     class Fake:
         def __init__(self, path):

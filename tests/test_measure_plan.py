@@ -1,10 +1,12 @@
 """The planner's table: sizes as published, arithmetic by hand, mistakes told in one sentence."""
+
 import pytest
 import torch
 
-from tinygpt.measure import flops_per_token
-from tinygpt.measure_memory import predict_memory
-from tinygpt.measure_plan import SIZES, main, measure_training_flops, plan, table
+from tinygpt.measure.__main__ import main
+from tinygpt.measure.memory import predict_memory
+from tinygpt.measure.plan import SIZES, measure_training_flops, plan, table
+from tinygpt.measure.speed import flops_per_token
 from tinygpt.model import GPTConfig
 
 
@@ -16,7 +18,15 @@ def run(capsys, *argv):
 
 def test_sizes_have_the_parameters_that_the_papers_say():
     params = {p.name: p.params for p in plan(1e12, 1e12)}
-    published = {"small": 124e6, "medium": 355e6, "large": 774e6, "xl": 1558e6, "2.7b": 2.65e9, "6.7b": 6.65e9, "13b": 12.85e9}
+    published = {
+        "small": 124e6,
+        "medium": 355e6,
+        "large": 774e6,
+        "xl": 1558e6,
+        "2.7b": 2.65e9,
+        "6.7b": 6.65e9,
+        "13b": 12.85e9,
+    }
     for name, n in published.items():
         assert params[name] == pytest.approx(n, rel=0.01), name
     assert sorted(params.values()) == list(params.values())
@@ -24,7 +34,11 @@ def test_sizes_have_the_parameters_that_the_papers_say():
 
 def test_time_is_tokens_times_flops_over_speed():
     config = GPTConfig.llama(vocab_size=5000, block_size=256, n_layer=12, n_head=12, n_embd=768)
-    small = next(p for p in plan(1e10, 2e12, tokens=10**9, variant="llama", block_size=256, vocab_size=5000) if p.name == "small")
+    small = next(
+        p
+        for p in plan(1e10, 2e12, tokens=10**9, variant="llama", block_size=256, vocab_size=5000)
+        if p.name == "small"
+    )
     assert small.seconds == pytest.approx(1e9 * flops_per_token(config) / 2e12)
     assert small.memory == predict_memory(config, 1).total
 
@@ -47,7 +61,9 @@ def test_a_machine_too_small_for_anything_gets_a_table_all_the_same(capsys):
 
 
 def test_a_gpu_that_is_not_here_can_be_planned_for(capsys):
-    status, out, _ = run(capsys, "--device", "cuda", "--memory", "80", "--speed", "400", "--tokens", "10B", "--batch-size", "8")
+    status, out, _ = run(
+        capsys, "--device", "cuda", "--memory", "80", "--speed", "400", "--tokens", "10B", "--batch-size", "8"
+    )
     assert status == 0 and "bfloat16" in out and "10 B" in out
 
 
@@ -64,7 +80,10 @@ def test_a_mistake_is_told_in_one_sentence_with_exit_code_2(capsys, argv, words)
     assert err.startswith("error: ") and err.count("\n") == 1 and words in err
 
 
-@pytest.mark.parametrize("text, count", [("10", "10"), ("300M", "300 M"), ("10B", "10 B"), ("1e9", "1 B"), ("2.5k", "2.5 k"), ("1T", "1 T")])
+@pytest.mark.parametrize(
+    "text, count",
+    [("10", "10"), ("300M", "300 M"), ("10B", "10 B"), ("1e9", "1 B"), ("2.5k", "2.5 k"), ("1T", "1 T")],
+)
 def test_counts_may_have_a_suffix(capsys, text, count):
     _, out, _ = run(capsys, "--tokens", text, "--memory", "8", "--speed", "1", "--device", "cpu")
     assert f"  {count}  " in out.splitlines()[1]

@@ -1,4 +1,5 @@
 """The model against torch's own layers and float64, and what must hold for every variant: causality, cache, padding, loss, init."""
+
 import inspect
 import json
 import math
@@ -14,7 +15,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tinygpt.model
-from tinygpt.model import GPT, MLP, Attention, Block, GPTConfig, KVCache, apply_rope, make_norm, rope_table, token_loss
+from tinygpt.model import (
+    GPT,
+    MLP,
+    Attention,
+    Block,
+    GPTConfig,
+    KVCache,
+    apply_rope,
+    make_norm,
+    rope_table,
+    token_loss,
+)
 from tinygpt.model_hf import export_hf
 from tinygpt.support import UserError
 
@@ -50,7 +62,12 @@ def tokens(B=3, T=24, V=100, seed=0):
 
 @pytest.mark.parametrize(
     "layers, heads, width, published",
-    [(12, 12, 768, 124_439_808), (24, 16, 1024, 354_823_168), (36, 20, 1280, 774_030_080), (48, 25, 1600, 1_557_611_200)],
+    [
+        (12, 12, 768, 124_439_808),
+        (24, 16, 1024, 354_823_168),
+        (36, 20, 1280, 774_030_080),
+        (48, 25, 1600, 1_557_611_200),
+    ],
 )
 def test_the_four_gpt2_sizes_have_the_published_number_of_parameters(layers, heads, width, published):
     with torch.device("meta"):
@@ -94,7 +111,7 @@ def test_the_module_stays_within_three_hundred_lines():
 
 def test_from_hf_reads_what_was_exported_and_its_keywords_change_the_config(tmp_path):
     model = GPT(replace(CONFIGS["llama-gqa"], block_size=16)).eval()
-    again = GPT.from_hf(str(export_hf(model, tmp_path / "out")), dropout=0.25).eval()
+    again = load_hf(str(export_hf(model, tmp_path / "out")), dropout=0.25).eval()
     idx = torch.randint(100, (2, 16))
     assert again.config.dropout == 0.25 and torch.equal(again(idx)[0], model(idx)[0])
 
@@ -120,13 +137,23 @@ def test_attention_equals_torchs_multihead_attention():
         theirs.out_proj.bias.copy_(ours.c_proj.bias)
     x = torch.randn(2, 9, 32, dtype=torch.float64)
     mask = nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
-    torch.testing.assert_close(ours(x), theirs(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0])
+    torch.testing.assert_close(
+        ours(x), theirs(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+    )
 
 
 def test_a_gpt2_block_equals_torchs_transformer_layer():
     ours = Block(CONFIGS["gpt2"], 0).double()
     theirs = nn.TransformerEncoderLayer(
-        32, 4, 128, 0.0, lambda x: F.gelu(x, approximate="tanh"), 1e-5, batch_first=True, norm_first=True, dtype=torch.float64
+        32,
+        4,
+        128,
+        0.0,
+        lambda x: F.gelu(x, approximate="tanh"),
+        1e-5,
+        batch_first=True,
+        norm_first=True,
+        dtype=torch.float64,
     )
     names = {"self_attn.in_proj_": "attn.c_attn.", "self_attn.out_proj.": "attn.c_proj.", "linear1.": "mlp.c_fc.",
              "linear2.": "mlp.c_proj.", "norm1.": "ln_1.", "norm2.": "ln_2."}  # fmt: skip
@@ -160,13 +187,23 @@ def test_the_mlps_compute_their_formulas(kind):
 def test_rope_is_a_complex_rotation_of_the_pairs_i_and_i_plus_half():
     x = torch.randn(2, 3, 24, 16, dtype=torch.float64)
     z = torch.complex(x[..., :8], x[..., 8:])
-    turn = torch.outer(torch.arange(24.0, dtype=torch.float64), 500.0 ** (-torch.arange(8, dtype=torch.float64) / 8))
+    turn = torch.outer(
+        torch.arange(24.0, dtype=torch.float64), 500.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+    )
     z = z * torch.polar(torch.ones_like(turn), turn)
-    torch.testing.assert_close(apply_rope(x, rope_table(24, 16, 500.0)), torch.cat((z.real, z.imag), -1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        apply_rope(x, rope_table(24, 16, 500.0)), torch.cat((z.real, z.imag), -1), rtol=0, atol=1e-6
+    )
 
 
 @settings(max_examples=50, deadline=None)
-@given(m=st.integers(0, 400), n=st.integers(0, 400), shift=st.integers(0, 600), half=st.integers(1, 32), seed=st.integers(0, 1000))
+@given(
+    m=st.integers(0, 400),
+    n=st.integers(0, 400),
+    shift=st.integers(0, 600),
+    half=st.integers(1, 32),
+    seed=st.integers(0, 1000),
+)
 def test_rope_scores_depend_on_the_distance_alone(m, n, shift, half, seed):
     q, k = torch.randn(2, 1, 2 * half, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     table = rope_table(1001, 2 * half).double()
@@ -237,7 +274,11 @@ def test_attention_implementations_give_the_same_logits_and_gradients(name):
 
 
 @settings(max_examples=40, deadline=None)
-@given(name=st.sampled_from(list(CONFIGS)), cuts=st.sets(st.integers(1, 23)), impl=st.sampled_from(["fused", "tiled", "naive"]))
+@given(
+    name=st.sampled_from(list(CONFIGS)),
+    cuts=st.sets(st.integers(1, 23)),
+    impl=st.sampled_from(["fused", "tiled", "naive"]),
+)
 def test_with_a_cache_the_logits_are_those_without_whatever_the_pieces(name, cuts, impl):
     model, idx = make(replace(CONFIGS[name], attn_impl=impl), dtype=torch.float64), tokens()
     cache, edges = KVCache(model.config, 3, dtype=torch.float64), [0, *sorted(cuts), 24]
@@ -277,7 +318,10 @@ def test_the_padding_of_the_vocabulary_is_never_seen(name):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU: there the padded rows are multiplied and cut off after")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="needs an NVIDIA GPU: there the padded rows are multiplied and cut off after",
+)
 @every_config
 def test_the_padding_is_never_seen_on_a_gpu_either(name):
     model, idx = make(CONFIGS[name]), tokens()
@@ -285,7 +329,9 @@ def test_the_padding_is_never_seen_on_a_gpu_either(name):
     model.cuda()
     with torch.no_grad():
         model.wte.weight[100:] = 1e4
-    torch.testing.assert_close(tuple(t.cpu() for t in model(idx.cuda(), idx.cuda())), want, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        tuple(t.cpu() for t in model(idx.cuda(), idx.cuda())), want, rtol=1e-3, atol=1e-3
+    )
 
 
 def test_dropout_acts_in_training_only_and_everywhere_it_should():
@@ -352,14 +398,19 @@ def test_a_batch_without_targets_costs_nothing_and_moves_nothing():
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
-@pytest.mark.parametrize("dtype, expected", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+@pytest.mark.parametrize(
+    "dtype, expected",
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float64, torch.float64)],
+)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_loss_is_computed_in_float32_or_better(dtype, expected, reduction):
     logits = torch.randn(2, 5, 300).to(dtype)
     targets = tokens(2, 5, 300)
     loss = token_loss(logits, targets, reduction)
     assert loss.dtype == expected
-    torch.testing.assert_close(loss.double(), token_loss(logits.double(), targets, reduction), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        loss.double(), token_loss(logits.double(), targets, reduction), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_under_autocast_the_loss_and_the_capped_logits_are_float32():
@@ -435,7 +486,9 @@ def test_a_tied_model_has_one_matrix_and_both_its_uses_teach_it():
     assert model.lm_head is None and "lm_head.weight" not in model.state_dict()
     idx = torch.zeros(1, 4, dtype=torch.long)  # only id 0 is read
     model(idx, idx + 1)[1].backward()
-    assert (model.wte.weight.grad[:100].abs().sum(dim=1) > 0).all()  # every id is an answer that was not given
+    assert (
+        model.wte.weight.grad[:100].abs().sum(dim=1) > 0
+    ).all()  # every id is an answer that was not given
     assert "rope" not in GPT(CONFIGS["llama"]).state_dict()
 
 
@@ -453,7 +506,9 @@ BAD = [
 @pytest.mark.parametrize("field, value", BAD)
 def test_a_bad_value_is_told_once_with_field_value_and_remedy(field, value):
     problems = replace(CONFIGS["gpt2"], **{field: value}).problems()
-    assert len(problems) == 1 and field in problems[0] and str(value) in problems[0] and "choose" in problems[0], problems
+    assert (
+        len(problems) == 1 and field in problems[0] and str(value) in problems[0] and "choose" in problems[0]
+    ), problems
 
 
 def test_every_field_of_the_config_has_a_bad_value_above():
@@ -464,7 +519,15 @@ def test_all_problems_are_told_together_before_anything_is_made():
     config = GPTConfig(n_layer=0, n_head=5, n_kv_head=2, position="x", dropout=1.5, bias=None, init="mup")
     with pytest.raises(UserError) as error:
         GPT(config)
-    for word in ("n_layer = 0", "n_embd = 768", "n_kv_head = 2", "position = 'x'", "dropout = 1.5", "bias = None", "init = 'mup'"):
+    for word in (
+        "n_layer = 0",
+        "n_embd = 768",
+        "n_kv_head = 2",
+        "position = 'x'",
+        "dropout = 1.5",
+        "bias = None",
+        "init = 'mup'",
+    ):
         assert word in str(error.value)
     assert "odd" in str(GPTConfig.llama(n_embd=36, n_head=12).problems())
 
@@ -479,12 +542,18 @@ def test_the_configs_of_the_book_have_no_problems_and_survive_json(name):
 def test_every_field_is_a_flag_with_its_help(capsys):
     import tyro
 
-    config = tyro.cli(GPTConfig, args=["--n-layer", "3", "--position", "rope", "--n-kv-head", "2", "--no-bias"])
+    config = tyro.cli(
+        GPTConfig, args=["--n-layer", "3", "--position", "rope", "--n-kv-head", "2", "--no-bias"]
+    )
     assert config == GPTConfig(n_layer=3, position="rope", n_kv_head=2, bias=False)
     with pytest.raises(SystemExit):
         tyro.cli(GPTConfig, args=["--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for words in ("Longest context in tokens", "Width of the residual stream", "Which implementation of attention"):
+    for words in (
+        "Longest context in tokens",
+        "Width of the residual stream",
+        "Which implementation of attention",
+    ):
         assert words in shown
 
 
@@ -511,4 +580,6 @@ def test_the_norm_adds_the_eps_of_the_config_under_the_root(kind):
     norm = make_norm(replace(CONFIGS["llama"], norm=kind, norm_eps=1e-3)).double()
     x = 0.01 * torch.randn(5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     centred = x - x.mean(-1, keepdim=True) if kind == "layernorm" else x
-    torch.testing.assert_close(norm(x), centred / ((centred * centred).sum(-1, keepdim=True) / 32 + 1e-3) ** 0.5)
+    torch.testing.assert_close(
+        norm(x), centred / ((centred * centred).sum(-1, keepdim=True) / 32 + 1e-3) ** 0.5
+    )

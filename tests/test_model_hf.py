@@ -1,4 +1,5 @@
 """Both ways between Hugging Face's GPT-2 and Llama and our model: logits, losses and gradients; and what is refused."""
+
 import http.server
 import json
 import os
@@ -20,13 +21,25 @@ transformers = pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 SIZE = dict(vocab_size=101, n_positions=32, n_embd=48, n_layer=3, n_head=4, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, bos_token_id=0, eos_token_id=0)  # fmt: skip
-LSIZE = dict(vocab_size=101, max_position_embeddings=32, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4)
+LSIZE = dict(
+    vocab_size=101,
+    max_position_embeddings=32,
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+)
 THEIRS = {
     "gpt2": GPT2Config(**SIZE),
     "gpt2-untied": GPT2Config(**SIZE, tie_word_embeddings=False, n_inner=100, layer_norm_epsilon=1e-3),
     "llama": LlamaConfig(**LSIZE),
     "llama-gqa": LlamaConfig(**LSIZE, num_key_value_heads=2, rms_norm_eps=1e-3),
-    "llama-tied": LlamaConfig(**LSIZE, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 77.0}),
+    "llama-tied": LlamaConfig(
+        **LSIZE,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 77.0},
+    ),
     "llama-bias": LlamaConfig(**LSIZE, attention_bias=True, mlp_bias=True),
 }
 every = pytest.mark.parametrize("name", THEIRS)
@@ -73,7 +86,9 @@ def test_logits_loss_and_gradients_are_hugging_faces_on_its_own_large_weights(na
     grads = gradients_by_their_names(ours)
     assert all(p.grad.abs().max() > 1e-4 for p in theirs.parameters())
     for their_name, p in theirs.named_parameters():
-        torch.testing.assert_close(grads.pop(their_name), p.grad, rtol=1e-4, atol=1e-6, msg=lambda m: f"{their_name}: {m}")
+        torch.testing.assert_close(
+            grads.pop(their_name), p.grad, rtol=1e-4, atol=1e-6, msg=lambda m: f"{their_name}: {m}"
+        )
     assert not grads
 
 
@@ -92,7 +107,9 @@ def test_the_parity_notices_a_wrong_gelu_a_wrong_theta_and_a_wrong_layout(name, 
     ours, idx = our_model(theirs), tokens()
     want = theirs(idx).logits
     if name.startswith("gpt2"):
-        monkeypatch.setattr("tinygpt.model.F.gelu", lambda x, approximate: torch.erf(x / 2**0.5).add(1).mul(x / 2))
+        monkeypatch.setattr(
+            "tinygpt.model.F.gelu", lambda x, approximate: torch.erf(x / 2**0.5).add(1).mul(x / 2)
+        )
     else:
 
         def interleaved(x, rope):
@@ -105,10 +122,12 @@ def test_the_parity_notices_a_wrong_gelu_a_wrong_theta_and_a_wrong_layout(name, 
 
 
 @every
-def test_a_folder_that_transformers_wrote_is_read_and_one_that_we_wrote_is_read_by_transformers(name, tmp_path):
+def test_a_folder_that_transformers_wrote_is_read_and_one_that_we_wrote_is_read_by_transformers(
+    name, tmp_path
+):
     theirs, idx = their_model(THEIRS[name]), tokens()
     theirs.save_pretrained(tmp_path / "theirs")
-    ours = GPT.from_hf(tmp_path / "theirs", dropout=0.1).eval()
+    ours = load_hf(tmp_path / "theirs", dropout=0.1).eval()
     assert ours.config.dropout == 0.1
     torch.testing.assert_close(ours(idx)[0], theirs(idx).logits, rtol=1e-5, atol=1e-5)
     export_hf(ours, tmp_path / "ours")
@@ -124,9 +143,20 @@ def test_a_folder_that_transformers_wrote_is_read_and_one_that_we_wrote_is_read_
 @pytest.mark.parametrize(
     "config",
     [
-        GPTConfig.gpt2(vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32, bias=False, tie_weights=False),
+        GPTConfig.gpt2(
+            vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32, bias=False, tie_weights=False
+        ),
         GPTConfig.gpt2(vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32, bias=False),
-        GPTConfig.llama(vocab_size=101, block_size=16, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, rope_theta=500.0, norm_eps=1e-2),
+        GPTConfig.llama(
+            vocab_size=101,
+            block_size=16,
+            n_layer=2,
+            n_head=4,
+            n_kv_head=2,
+            n_embd=32,
+            rope_theta=500.0,
+            norm_eps=1e-2,
+        ),
     ],
 )
 def test_a_model_born_here_opens_in_transformers_with_the_same_logits(config, tmp_path):
@@ -138,7 +168,9 @@ def test_a_model_born_here_opens_in_transformers_with_the_same_logits(config, tm
 
 
 def test_the_file_says_that_its_tensors_are_pytorchs_which_older_transformers_demands(tmp_path):
-    folder = export_hf(GPT(GPTConfig.gpt2(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)), tmp_path / "out")
+    folder = export_hf(
+        GPT(GPTConfig.gpt2(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)), tmp_path / "out"
+    )
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert "lm_head.weight" not in file.keys()  # tied: stored once
@@ -159,7 +191,9 @@ def test_shards_old_pickles_bare_names_and_mask_buffers_are_read(tmp_path):
     torch.testing.assert_close(load_hf(tmp_path / "shards").eval()(idx)[0], want, rtol=1e-5, atol=1e-5)
     old = tmp_path / "old"  # as the first GPT-2 on the hub: no prefix, the causal masks among the weights
     old.mkdir()
-    state = {k.removeprefix("transformer."): v for k, v in theirs.state_dict().items() if k != "lm_head.weight"}
+    state = {
+        k.removeprefix("transformer."): v for k, v in theirs.state_dict().items() if k != "lm_head.weight"
+    }
     state |= {f"h.{i}.attn.bias": torch.ones(1, 1, 32, 32).tril() for i in range(3)}
     torch.save(state, old / "pytorch_model.bin")
     theirs.config.save_pretrained(old)
@@ -202,11 +236,16 @@ def test_a_modern_model_is_refused_with_every_reason_and_nothing_is_written(tmp_
         config_to_hf(GPTConfig.gpt2(n_kv_head=4))
     (tmp_path / "there").mkdir()
     with pytest.raises(UserError, match="exists"):
-        export_hf(GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)), tmp_path / "there")
+        export_hf(
+            GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)),
+            tmp_path / "there",
+        )
 
 
 def test_broken_folders_are_told_in_a_sentence(tmp_path):
-    good = export_hf(GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32)), tmp_path / "good")
+    good = export_hf(
+        GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32)), tmp_path / "good"
+    )
     files = {p.name: p.read_bytes() for p in good.iterdir()}
     hf = json.loads(files["config.json"])
 
@@ -222,9 +261,18 @@ def test_broken_folders_are_told_in_a_sentence(tmp_path):
         (folder("b", **{"config.json": b"{"}), "not JSON"),
         (folder("c", **{"model.safetensors": None}), "no model.safetensors"),
         (folder("d", **{"model.safetensors": files["model.safetensors"][:1000]}), "cannot be read"),
-        (folder("e", **{"config.json": json.dumps(hf | {"num_hidden_layers": 3}).encode()}), "layers.2.*missing"),
-        (folder("f", **{"config.json": json.dumps(hf | {"num_hidden_layers": 1}).encode()}), "layers.1.*left over"),
-        (folder("g", **{"config.json": json.dumps(hf | {"vocab_size": 100}).encode()}), r"\(101, 32\).*\(100, 32\)"),
+        (
+            folder("e", **{"config.json": json.dumps(hf | {"num_hidden_layers": 3}).encode()}),
+            "layers.2.*missing",
+        ),
+        (
+            folder("f", **{"config.json": json.dumps(hf | {"num_hidden_layers": 1}).encode()}),
+            "layers.1.*left over",
+        ),
+        (
+            folder("g", **{"config.json": json.dumps(hf | {"vocab_size": 100}).encode()}),
+            r"\(101, 32\).*\(100, 32\)",
+        ),
         (folder("h", **{"config.json": json.dumps(hf | {"vocab_size": 0}).encode()}), "vocab_size = 0"),
     ]
     for path, words in cases:
@@ -249,9 +297,23 @@ class Hub(http.server.BaseHTTPRequestHandler):
         if "you/tiny" not in path:
             path = name = ""
         if path.startswith("/api/models/"):
-            info = {"_id": "0", "id": "you/tiny", "modelId": "you/tiny", "sha": "a" * 40, "private": False, "tags": [], "downloads": 0, "likes": 0}
+            info = {
+                "_id": "0",
+                "id": "you/tiny",
+                "modelId": "you/tiny",
+                "sha": "a" * 40,
+                "private": False,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+            }
             if "/tree/" in path:
-                data = json.dumps([{"type": "file", "path": n, "size": len(d), "oid": "b" * 40} for n, d in self.files.items()]).encode()
+                data = json.dumps(
+                    [
+                        {"type": "file", "path": n, "size": len(d), "oid": "b" * 40}
+                        for n, d in self.files.items()
+                    ]
+                ).encode()
             else:
                 data = json.dumps(info | {"siblings": [{"rfilename": n} for n in self.files]}).encode()
         elif "/resolve/" in path and name in self.files:
@@ -262,29 +324,53 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             return
         self.send_response(200)
-        for key, value in {"Content-Length": len(data), "ETag": f'"{len(data)}"', "X-Repo-Commit": "a" * 40, "Content-Type": "application/json"}.items():
+        for key, value in {
+            "Content-Length": len(data),
+            "ETag": f'"{len(data)}"',
+            "X-Repo-Commit": "a" * 40,
+            "Content-Type": "application/json",
+        }.items():
             self.send_header(key, str(value))
         self.end_headers()
         if body:
             self.wfile.write(data)
 
 
-def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_cache_or_a_clear_sentence(tmp_path):
+def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_cache_or_a_clear_sentence(
+    tmp_path,
+):
     pytest.importorskip("huggingface_hub")
-    folder = export_hf(GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)), tmp_path / "made")
+    folder = export_hf(
+        GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)), tmp_path / "made"
+    )
     Hub.files = {p.name: p.read_bytes() for p in folder.iterdir()} | {"README.md": b"not needed"}
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
     code = (
         "import sys\nfrom tinygpt.model import GPT\nfrom tinygpt.support import UserError\n"
-        "try: print('loaded', GPT.from_hf(sys.argv[1]).config.n_embd)\nexcept UserError as e: print('refused:', e)"
+        "try: print('loaded', load_hf(sys.argv[1]).config.n_embd)\nexcept UserError as e: print('refused:', e)"
     )
 
     def run(name):
-        env = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and k not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
-        env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, name], env=env, capture_output=True, text=True, timeout=100)
+        env = {
+            k: v
+            for k, v in os.environ.items()
+            if "proxy" not in k.lower() and k not in ("HF_TOKEN", "HF_HUB_OFFLINE")
+        }
+        env |= {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, name],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
         return done.stdout + done.stderr * (done.returncode != 0)
 
     try:
@@ -301,4 +387,4 @@ def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_ca
 def test_without_huggingface_hub_the_sentence_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match="pip install huggingface_hub, or give a folder"):
-        GPT.from_hf("gpt2")
+        load_hf("gpt2")

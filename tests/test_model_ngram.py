@@ -1,4 +1,5 @@
 """Hashed n-gram tables: rows against whole numbers of Python and against chance, what the layer sums, what it sees, what it leaves alone."""
+
 import numpy as np
 import pytest
 import torch
@@ -6,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tinygpt.corpus import load_corpus
+from tinygpt.data.tokens import load_corpus
 from tinygpt.init import init_weights
-from tinygpt.model import GPT, GPTConfig, KVCache
-from tinygpt.model_ngram import TokenEmbedding, ngram_rows
+from tinygpt.model import GPT, GPTConfig, KVCache, TokenEmbedding, ngram_rows
 from tinygpt.tokenizer import BPETokenizer, CharTokenizer
 
 V, WIDTH, ROWS = 100, 8, 1009
@@ -79,11 +79,16 @@ def test_the_order_of_the_tokens_counts():
 def ngrams():
     "Distinct pairs and triples of some State of the Union addresses, by BPE tokens and by characters."
     found, texts = {}, load_corpus("sotu").train[:24]
-    for name, tokenizer in (("bpe", BPETokenizer.train(texts, 1024)), ("char", CharTokenizer.train("".join(texts)))):
+    for name, tokenizer in (
+        ("bpe", BPETokenizer.train(texts, 1024)),
+        ("char", CharTokenizer.train("".join(texts))),
+    ):
         ids = np.array([i for text in texts for i in tokenizer.encode(text)])
         for n in (2, 3):
             packed = np.unique(sum(ids[k : len(ids) - n + 1 + k] << 10 * (n - 1 - k) for k in range(n)))
-            found[name, n] = torch.from_numpy(np.stack([packed >> 10 * (n - 1 - k) & 1023 for k in range(n)], axis=1))
+            found[name, n] = torch.from_numpy(
+                np.stack([packed >> 10 * (n - 1 - k) & 1023 for k in range(n)], axis=1)
+            )
     return found
 
 
@@ -112,7 +117,10 @@ def test_real_ngrams_meet_about_as_often_as_chance_has_it(ngrams, kind, rows):
 def test_it_adds_the_vectors_of_the_id_the_pair_and_the_triple():
     wte, idx = make()
     ids = [[0, 0, *row] for row in idx.tolist()]
-    pairs, triples = torch.tensor([by_hand(row[1:], 2, ROWS) for row in ids]), torch.tensor([by_hand(row, 3, ROWS) for row in ids])
+    pairs, triples = (
+        torch.tensor([by_hand(row[1:], 2, ROWS) for row in ids]),
+        torch.tensor([by_hand(row, 3, ROWS) for row in ids]),
+    )
     want = wte.weight[idx] + wte.ngrams[0].weight[pairs] + wte.ngrams[1].weight[triples]
     assert torch.equal(wte(idx), want) and want.shape == (3, 12, WIDTH)
 
@@ -122,13 +130,19 @@ def test_without_tables_it_is_an_embedding_and_nothing_else():
     theirs = nn.Embedding(V, WIDTH)
     ours, idx = make(None)
     assert isinstance(ours, nn.Embedding) and torch.equal(ours.weight, theirs.weight)
-    assert torch.equal(ours(idx), theirs(idx)) and torch.equal(ours(idx, object()), theirs(idx))  # and looks into no cache
+    assert torch.equal(ours(idx), theirs(idx)) and torch.equal(
+        ours(idx, object()), theirs(idx)
+    )  # and looks into no cache
     assert list(ours.state_dict()) == ["weight"]
 
 
 def test_the_names_in_a_state_dict_stay():
     state = make()[0].state_dict()
-    assert {name: tuple(t.shape) for name, t in state.items()} == {"weight": (V, WIDTH), "ngrams.0.weight": (ROWS, WIDTH), "ngrams.1.weight": (ROWS, WIDTH)}
+    assert {name: tuple(t.shape) for name, t in state.items()} == {
+        "weight": (V, WIDTH),
+        "ngrams.0.weight": (ROWS, WIDTH),
+        "ngrams.1.weight": (ROWS, WIDTH),
+    }
     other = make(seed=1)[0]
     other.load_state_dict(state)
     wte, idx = make()
@@ -154,7 +168,10 @@ def test_rows_of_a_batch_do_not_see_each_other():
 @given(cuts=st.lists(st.integers(0, 12), max_size=6), rows=st.sampled_from([None, 1, 7, ROWS]))
 def test_with_a_cache_any_pieces_give_exactly_the_whole(cuts, rows):
     wte, idx = make(rows)
-    cache, edges = KVCache(GPTConfig.modern(n_layer=1, n_embd=WIDTH, n_head=1, block_size=12), 3), [0, *sorted(cuts), 12]
+    cache, edges = (
+        KVCache(GPTConfig.modern(n_layer=1, n_embd=WIDTH, n_head=1, block_size=12), 3),
+        [0, *sorted(cuts), 12],
+    )
     pieces = [wte(idx[:, a:b], cache) for a, b in zip(edges, edges[1:])]
     assert torch.equal(torch.cat(pieces, dim=1), wte(idx))
 
@@ -163,7 +180,9 @@ def test_a_window_that_begins_later_sees_id_0_before_it():
     wte, idx = make()
     padded = torch.cat((torch.zeros(3, 2, dtype=torch.int64), idx[:, 4:]), dim=1)
     assert torch.equal(wte(idx[:, 4:]), wte(padded)[:, 2:])
-    assert torch.equal(wte(idx[:, 4:])[:, 2:], wte(idx)[:, 6:]) and not torch.equal(wte(idx[:, 4:])[:, 1], wte(idx)[:, 5])
+    assert torch.equal(wte(idx[:, 4:])[:, 2:], wte(idx)[:, 6:]) and not torch.equal(
+        wte(idx[:, 4:])[:, 1], wte(idx)[:, 5]
+    )
 
 
 def test_only_the_rows_that_were_read_have_a_gradient_and_each_as_often_as_it_was_read():
@@ -171,14 +190,18 @@ def test_only_the_rows_that_were_read_have_a_gradient_and_each_as_often_as_it_wa
     wte(idx).sum().backward()
     for n, table in enumerate(wte.ngrams, start=2):
         rows = torch.tensor([by_hand([0] * (n - 1) + row, n, 37) for row in idx.tolist()])
-        assert torch.equal(table.weight.grad, torch.bincount(rows.flatten(), minlength=37)[:, None].expand(-1, WIDTH).float())
+        assert torch.equal(
+            table.weight.grad, torch.bincount(rows.flatten(), minlength=37)[:, None].expand(-1, WIDTH).float()
+        )
     assert torch.equal(wte.weight.grad[:, 0], torch.bincount(idx.flatten(), minlength=V).float())
 
 
 def test_made_on_meta_emptied_and_set_it_is_the_one_made_here():
     with torch.device("meta"):
         wte = TokenEmbedding(V, WIDTH, ROWS)
-        assert wte(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, WIDTH) and all(p.is_meta for p in wte.parameters())
+        assert wte(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, WIDTH) and all(
+            p.is_meta for p in wte.parameters()
+        )
     here, idx = make()
     for one in (wte.to_empty(device="cpu"), here):
         init_weights(one, 1, generator=torch.Generator().manual_seed(3))
@@ -198,7 +221,9 @@ def test_it_compiles_to_one_graph_that_gives_the_same(cached):
 
 def test_in_a_model_no_logit_moves_before_a_changed_token():
     torch.manual_seed(0)
-    model = GPT(GPTConfig.llama(vocab_size=V, block_size=12, n_layer=1, n_head=2, n_embd=16, ngram_rows=50)).eval()
+    model = GPT(
+        GPTConfig.llama(vocab_size=V, block_size=12, n_layer=1, n_head=2, n_embd=16, ngram_rows=50)
+    ).eval()
     idx = torch.randint(V, (1, 12))
     want = model(idx)[0]
     for place in range(12):

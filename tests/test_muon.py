@@ -1,6 +1,5 @@
 import copy
 import io
-import itertools
 
 import pytest
 import torch
@@ -10,10 +9,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tinygpt.adamw import make_adamw
 from tinygpt.checkpoint import load_training_state, save_checkpoint
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.muon import (
-    QUINTIC, CombinedOptimizer, Muon, make_muon, matrix_owners, muon_groups, muon_update, newton_schulz, newton_schulz_dtype, polar_express,
+from tinygpt.muon import (  # fmt: skip
+    QUINTIC,
+    CombinedOptimizer,
+    Muon,
+    make_muon,
+    matrix_owners,
+    muon_groups,
+    muon_update,
+    newton_schulz,
+    newton_schulz_dtype,
+    polar_express,
     update_scale,
-)  # fmt: skip
+)
 from tinygpt.precision import LossScaler
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
@@ -35,7 +43,9 @@ def rand(*shape, seed=0, dtype=torch.float32):
 def with_singular_values(sigma, rows, cols, seed=0):
     "A float64 matrix (rows, cols) with these singular values, and its U and V^T."
     n = len(sigma)
-    U, V = (torch.linalg.qr(rand(m, n, seed=seed + i, dtype=torch.float64))[0] for i, m in enumerate((rows, cols)))
+    U, V = (
+        torch.linalg.qr(rand(m, n, seed=seed + i, dtype=torch.float64))[0] for i, m in enumerate((rows, cols))
+    )
     return U @ torch.diag(sigma) @ V.mT, U, V.mT
 
 
@@ -70,7 +80,9 @@ def test_it_moves_the_singular_values_and_leaves_the_vectors(shape, coefficients
 def test_five_steps_bring_every_direction_that_matters_between_068_and_121(rows, cols, spread):
     sigma = torch.logspace(0, -spread, 48, dtype=torch.float64)
     G, U, Vh = with_singular_values(sigma, rows, cols)
-    got = (U.mT @ newton_schulz(G.float()).double() @ Vh.mT).diag()  # the singular value of each direction of G
+    got = (
+        U.mT @ newton_schulz(G.float()).double() @ Vh.mT
+    ).diag()  # the singular value of each direction of G
     matters = sigma / sigma.norm() >= 0.002
     assert matters.sum() > 24
     assert 0.68 <= got[matters].min() and got[matters].max() <= 1.21
@@ -100,7 +112,12 @@ def test_polar_express_coefficients_are_the_published_ones_and_its_result_is_clo
         (3.3184196573706015, -2.488488024314874, 0.51004894012372),
         (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
     ]
-    torch.testing.assert_close(torch.tensor(polar_express(5, safety=1.0)).double(), torch.tensor(published).double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        torch.tensor(polar_express(5, safety=1.0)).double(),
+        torch.tensor(published).double(),
+        rtol=1e-6,
+        atol=0,
+    )
     G, *_ = with_singular_values(torch.logspace(0, -2.6, 48, dtype=torch.float64), 48, 48)
     error = lambda **kw: (torch.linalg.svdvals(newton_schulz(G, **kw)) - 1).abs().max()
     assert error(coefficients=polar_express()) < 0.5 * error()
@@ -164,7 +181,9 @@ def test_a_gpu_computes_in_bfloat16_only_if_it_has_it_in_hardware(hardware, monk
         return hardware or including_emulation  # as torch answers: emulation counts unless one says otherwise
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
-    assert newton_schulz_dtype(torch.device("cuda"), torch.float32) == (torch.bfloat16 if hardware else torch.float32)
+    assert newton_schulz_dtype(torch.device("cuda"), torch.float32) == (
+        torch.bfloat16 if hardware else torch.float32
+    )
     assert newton_schulz_dtype(torch.device("mps"), torch.float32) == torch.float32
 
 
@@ -185,7 +204,9 @@ def test_fifty_steps_equal_torchs_muon(nesterov, scale, theirs, weight_decay):
             q.grad = p.grad.clone()
         ours.step()
         torchs.step()
-    for p, q in zip(a, b):  # 0 apart where it was measured; a CPU with bfloat16 units may round a sum the other way
+    for p, q in zip(
+        a, b
+    ):  # 0 apart where it was measured; a CPU with bfloat16 units may round a sum the other way
         torch.testing.assert_close(p, q, atol=2e-4, rtol=0)
 
 
@@ -269,7 +290,9 @@ def test_parameters_without_gradient_are_left_alone_and_a_closure_is_called():
     assert torch.equal(q.detach(), torch.ones(3, 3)) and not torch.equal(p.detach(), torch.ones(3, 3))
 
 
-@pytest.mark.parametrize("bad", [dict(lr=-1), dict(momentum=1.0), dict(weight_decay=-0.1), dict(steps=0), dict(scale="big")])
+@pytest.mark.parametrize(
+    "bad", [dict(lr=-1), dict(momentum=1.0), dict(weight_decay=-0.1), dict(steps=0), dict(scale="big")]
+)
 def test_settings_that_cannot_work_are_refused(bad):
     with pytest.raises(UserError, match=next(iter(bad))):
         Muon([nn.Parameter(torch.ones(2, 2))], **bad)
@@ -410,7 +433,10 @@ def test_another_models_state_is_refused_before_anything_changes():
         opt.load_state_dict(other.state_dict())
 
 
-@pytest.mark.parametrize("make", [lambda: torch.amp.GradScaler("cpu", init_scale=1024.0), lambda: LossScaler("cpu", init_scale=1024.0)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.amp.GradScaler("cpu", init_scale=1024.0), lambda: LossScaler("cpu", init_scale=1024.0)],
+)
 def test_a_loss_scaler_unscales_it_once_and_skips_its_step_on_overflow(make):
     model = GPT(VARIANTS["modern"])
     opt, _ = make_muon(model)
@@ -437,7 +463,9 @@ def test_a_loss_scaler_unscales_it_once_and_skips_its_step_on_overflow(make):
 
 
 def test_a_group_added_later_is_refused_because_nobody_would_train_it():
-    opt = CombinedOptimizer(Muon([nn.Parameter(torch.ones(2, 2))]), torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1))
+    opt = CombinedOptimizer(
+        Muon([nn.Parameter(torch.ones(2, 2))]), torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    )
     with pytest.raises(UserError, match="before"):
         opt.add_param_group(dict(params=[nn.Parameter(torch.ones(2))]))
 
@@ -467,7 +495,9 @@ def test_a_model_with_frozen_blocks_is_refused_with_a_remedy():
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 8, 9, 16, 31])
-def test_each_matrix_has_one_owner_nothing_is_padded_and_no_rank_has_much_more_than_its_share(count, world_size):
+def test_each_matrix_has_one_owner_nothing_is_padded_and_no_rank_has_much_more_than_its_share(
+    count, world_size
+):
     for sizes in ([5] * count, [1 + (7 * i) % 11 for i in range(count)]):
         owner = matrix_owners(sizes, world_size)
         assert len(owner) == count and set(owner) <= set(range(world_size))
@@ -485,7 +515,10 @@ def test_large_matrices_are_placed_first_so_that_small_ones_fill_the_gaps():
 def test_gpt2_smalls_matrices_are_shared_evenly():
     sizes = [768 * n for _ in range(12) for n in (2304, 768, 3072, 3072)]
     for world_size in (2, 3, 4):
-        load = [sum(s for s, o in zip(sizes, matrix_owners(sizes, world_size)) if o == rank) for rank in range(world_size)]
+        load = [
+            sum(s for s, o in zip(sizes, matrix_owners(sizes, world_size)) if o == rank)
+            for rank in range(world_size)
+        ]
         assert max(load) <= 1.02 * sum(sizes) / world_size
 
 

@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tinygpt.precision import LossScaler, Policy, auto_dtype, choose_device, choose_policy, cpu_has_bf16, next_scale, unscale_gradients
+from tinygpt.precision import (
+    LossScaler,
+    Policy,
+    auto_dtype,
+    choose_device,
+    choose_policy,
+    cpu_has_bf16,
+    next_scale,
+    unscale_gradients,
+)
 from tinygpt.support import UserError
 
 
@@ -26,7 +35,9 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *a: "a pretend GPU")
         # emulation makes the default answer yes on every GPU: only the strict question counts
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation
+        )
         monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda how: setattr(self, "matmul", how))
 
 
@@ -87,8 +98,13 @@ def test_bfloat16_on_a_cpu_without_it_is_done_with_a_warning(monkeypatch, has):
 def test_a_cpu_held_to_avx2_is_seen_to_have_no_bfloat16():
     code = "from tinygpt.precision import cpu_has_bf16; print(cpu_has_bf16())"
     env = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
-    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60).stdout.strip()
-    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):  # the variable means nothing on other chips
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+    if torch.backends.cpu.get_cpu_capability() in (
+        "AVX2",
+        "AVX512",
+    ):  # the variable means nothing on other chips
         assert said == "False"
     assert isinstance(cpu_has_bf16(), bool)
 
@@ -113,7 +129,9 @@ def test_what_cannot_be_is_refused_in_a_sentence_that_names_it(device, dtype, wo
 
 
 def test_the_reason_is_part_of_the_printed_policy():
-    assert "asked for" in str(choose_policy("cpu", "float32")) and "float32" in str(choose_policy("cpu", "float32"))
+    assert "asked for" in str(choose_policy("cpu", "float32")) and "float32" in str(
+        choose_policy("cpu", "float32")
+    )
     assert "loss scaler" in str(Policy(torch.device("cpu"), torch.float16, "why", scaler=True))
 
 
@@ -125,11 +143,17 @@ def test_a_device_may_carry_an_index_and_autocast_still_works():
 # the loss scaler
 
 
-@given(values=st.lists(st.floats(width=32), min_size=1, max_size=6), scale=st.floats(2.0**-20, 2.0**40, width=32))
+@given(
+    values=st.lists(st.floats(width=32), min_size=1, max_size=6), scale=st.floats(2.0**-20, 2.0**40, width=32)
+)
 @settings(max_examples=200, deadline=None)
 def test_unscaling_is_torchs_kernel_bit_for_bit(values, scale):
     scale = torch.tensor(scale)
-    ours, theirs, found = [torch.tensor(values), torch.ones(2)], [torch.tensor(values), torch.ones(2)], torch.zeros(())
+    ours, theirs, found = (
+        [torch.tensor(values), torch.ones(2)],
+        [torch.tensor(values), torch.ones(2)],
+        torch.zeros(()),
+    )
     torch._amp_foreach_non_finite_check_and_unscale_(theirs, found, scale.double().reciprocal().float())
     assert unscale_gradients(ours, scale) == found == float(not all(map(math.isfinite, values)))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
@@ -140,7 +164,9 @@ def test_unscaling_is_torchs_kernel_bit_for_bit(values, scale):
     growth=st.floats(1.01, 10), backoff=st.floats(0.01, 0.99), interval=st.integers(1, 6),
 )  # fmt: skip
 @settings(max_examples=300, deadline=None)
-def test_the_rule_for_the_scale_is_torchs_kernel_bit_for_bit(scale, good, overflow, growth, backoff, interval):
+def test_the_rule_for_the_scale_is_torchs_kernel_bit_for_bit(
+    scale, good, overflow, growth, backoff, interval
+):
     theirs = torch.tensor(scale), torch.tensor(good, dtype=torch.int32)
     ours = next_scale(*(t.clone() for t in theirs), torch.tensor(overflow), growth, backoff, interval)
     torch._amp_update_scale_(*theirs, torch.tensor(float(overflow)), growth, backoff, interval)
@@ -148,7 +174,9 @@ def test_the_rule_for_the_scale_is_torchs_kernel_bit_for_bit(scale, good, overfl
 
 
 def test_a_scale_that_would_grow_to_infinity_stays():
-    scale, good = next_scale(torch.tensor(3e38), torch.tensor(4, dtype=torch.int32), torch.tensor(False), 2.0, 0.5, 5)
+    scale, good = next_scale(
+        torch.tensor(3e38), torch.tensor(4, dtype=torch.int32), torch.tensor(False), 2.0, 0.5, 5
+    )
     assert scale == torch.tensor(3e38) and good == 0
 
 
@@ -159,7 +187,10 @@ def small_model():
 
 def small_batches(steps):
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(7, 6, generator=generator), torch.randint(5, (7,), generator=generator)) for _ in range(steps)]
+    return [
+        (torch.randn(7, 6, generator=generator), torch.randint(5, (7,), generator=generator))
+        for _ in range(steps)
+    ]
 
 
 def run(scaler, optimizers, model, batches, overflow, unscale=True, clip=1.0):
@@ -181,20 +212,37 @@ def run(scaler, optimizers, model, batches, overflow, unscale=True, clip=1.0):
         yield scaler.state_dict(), torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
 
 
-OVERFLOWS = {0: (0, math.inf), 1: (3, math.nan), 9: (1, -math.inf), 10: (2, math.inf), 11: (0, math.nan), 20: (3, math.inf)}
+OVERFLOWS = {
+    0: (0, math.inf),
+    1: (3, math.nan),
+    9: (1, -math.inf),
+    10: (2, math.inf),
+    11: (0, math.nan),
+    20: (3, math.inf),
+}
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2)
 
 
 @pytest.mark.parametrize("unscale", [True, False], ids=["unscaled-and-clipped", "step-unscales"])
-@pytest.mark.parametrize("make", [ADAMW, functools.partial(ADAMW, fused=True), functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)], ids=["adamw", "fused", "sgd"])
+@pytest.mark.parametrize(
+    "make",
+    [ADAMW, functools.partial(ADAMW, fused=True), functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)],
+    ids=["adamw", "fused", "sgd"],
+)
 def test_it_is_torchs_scaler_state_by_state_with_overflows_thrown_in(make, unscale):
     histories = []
     for kind in (LossScaler, torch.amp.GradScaler):
         model = small_model()
         # a fused optimizer that unscales by itself divides, and the rest multiply by the reciprocal: the same for powers of two
-        odd = {} if make.keywords.get("fused") and not unscale else dict(init_scale=3000.0, growth_factor=1.7, backoff_factor=0.3)
+        odd = (
+            {}
+            if make.keywords.get("fused") and not unscale
+            else dict(init_scale=3000.0, growth_factor=1.7, backoff_factor=0.3)
+        )
         scaler = kind("cpu", growth_interval=4, **odd)
-        histories.append(list(run(scaler, [make(model.parameters())], model, small_batches(30), OVERFLOWS, unscale)))
+        histories.append(
+            list(run(scaler, [make(model.parameters())], model, small_batches(30), OVERFLOWS, unscale))
+        )
     for step, ((state, weights), (their_state, their_weights)) in enumerate(zip(*histories)):
         assert state == their_state, f"after step {step}"
         assert torch.equal(weights, their_weights), f"after step {step}"
@@ -206,8 +254,22 @@ def test_with_two_optimizers_both_step_or_none_while_the_scale_follows_torchs(fu
     histories = []
     for kind in (LossScaler, torch.amp.GradScaler):
         model = small_model()
-        optimizers = [ADAMW(model[0].parameters(), fused=fused), torch.optim.SGD(model[2].parameters(), lr=0.1)]
-        histories.append(list(run(kind("cpu", init_scale=64.0, growth_interval=3), optimizers, model, small_batches(24), OVERFLOWS, clip=None)))
+        optimizers = [
+            ADAMW(model[0].parameters(), fused=fused),
+            torch.optim.SGD(model[2].parameters(), lr=0.1),
+        ]
+        histories.append(
+            list(
+                run(
+                    kind("cpu", init_scale=64.0, growth_interval=3),
+                    optimizers,
+                    model,
+                    small_batches(24),
+                    OVERFLOWS,
+                    clip=None,
+                )
+            )
+        )
     ours, torchs = histories
     assert [state for state, _ in ours] == [state for state, _ in torchs]
     for i in range(1, 24):
@@ -231,15 +293,27 @@ def test_whatever_the_pattern_of_overflows_the_scale_follows_torchs(overflow, in
     for kind in (LossScaler, torch.amp.GradScaler):
         model = small_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        histories.append([state for state, _ in run(kind("cpu", growth_interval=interval), [optimizer], model, small_batches(20), thrown)])
+        histories.append(
+            [
+                state
+                for state, _ in run(
+                    kind("cpu", growth_interval=interval), [optimizer], model, small_batches(20), thrown
+                )
+            ]
+        )
     assert histories[0] == histories[1]
 
 
-@pytest.mark.parametrize("first, second", [(LossScaler, torch.amp.GradScaler), (torch.amp.GradScaler, LossScaler), (LossScaler, LossScaler)])
+@pytest.mark.parametrize(
+    "first, second",
+    [(LossScaler, torch.amp.GradScaler), (torch.amp.GradScaler, LossScaler), (LossScaler, LossScaler)],
+)
 def test_a_state_goes_through_json_into_either_scaler_and_on_as_if_nothing_had_happened(first, second):
     model, optimizer = (m := small_model()), ADAMW(m.parameters())
     batches = small_batches(30)
-    whole = list(run(first("cpu", init_scale=512.0, growth_interval=4), [optimizer], model, batches, OVERFLOWS))
+    whole = list(
+        run(first("cpu", init_scale=512.0, growth_interval=4), [optimizer], model, batches, OVERFLOWS)
+    )
     model, optimizer = (m := small_model()), ADAMW(m.parameters())
     scaler = first("cpu", init_scale=512.0, growth_interval=4)
     list(run(scaler, [optimizer], model, batches[:13], OVERFLOWS))
@@ -247,7 +321,9 @@ def test_a_state_goes_through_json_into_either_scaler_and_on_as_if_nothing_had_h
     fresh = second("cpu")
     fresh.load_state_dict(state)
     late = {i - 13: o for i, o in OVERFLOWS.items()}
-    for (got, weights), (want, their_weights) in zip(run(fresh, [optimizer], model, batches[13:], late), whole[13:]):
+    for (got, weights), (want, their_weights) in zip(
+        run(fresh, [optimizer], model, batches[13:], late), whole[13:]
+    ):
         assert got == want and torch.equal(weights, their_weights)
 
 
@@ -279,7 +355,16 @@ def test_a_state_from_a_run_without_scaler_is_refused_in_a_sentence():
         LossScaler().load_state_dict(LossScaler(enabled=False).state_dict())
 
 
-@pytest.mark.parametrize("wrong", [dict(growth_factor=1.0), dict(backoff_factor=1.0), dict(backoff_factor=0.0), dict(growth_interval=0), dict(init_scale=math.inf)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(growth_factor=1.0),
+        dict(backoff_factor=1.0),
+        dict(backoff_factor=0.0),
+        dict(growth_interval=0),
+        dict(init_scale=math.inf),
+    ],
+)
 def test_settings_that_cannot_work_are_named(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         LossScaler(**wrong)
@@ -338,7 +423,11 @@ def float16_run(steps, stop_at=None, keep_scaler=True):
     optimizer = ADAMW(model.parameters())
     for i, (x, y) in enumerate(small_batches(steps)):
         if i == stop_at:
-            weights, moments, state = model.state_dict(), optimizer.state_dict(), json.dumps(scaler.state_dict())
+            weights, moments, state = (
+                model.state_dict(),
+                optimizer.state_dict(),
+                json.dumps(scaler.state_dict()),
+            )
             model, scaler = small_model(), make()
             model.load_state_dict(weights)
             optimizer = ADAMW(model.parameters())
@@ -357,7 +446,9 @@ def float16_run(steps, stop_at=None, keep_scaler=True):
 def test_a_float16_run_resumes_bit_for_bit_with_its_scaler_and_not_without():
     straight = float16_run(40)
     assert torch.equal(straight, float16_run(40, stop_at=20))
-    assert not torch.equal(straight, float16_run(40, stop_at=20, keep_scaler=False)), "the check would see a forgotten scaler"
+    assert not torch.equal(straight, float16_run(40, stop_at=20, keep_scaler=False)), (
+        "the check would see a forgotten scaler"
+    )
 
 
 def _rank(rank, folder, share_it):
@@ -394,11 +485,15 @@ def test_found_inf_is_shared_over_processes_so_that_all_skip_or_none(tmp_path, s
 def test_the_trainer_resumes_a_float16_run_exactly(tmp_path, words, monkeypatch):
     "On CPU the policy refuses float16; here it is put in by hand, with a scaler that moves often."
     import tinygpt.train as trainer
-    from tinygpt.config import DataConfig, EvalConfig, OptimConfig, RunConfig, TrainConfig
     from tinygpt.model import GPTConfig
+    from tinygpt.run.config import DataConfig, EvalConfig, OptimConfig, RunConfig, TrainConfig
 
     make = functools.partial(LossScaler, init_scale=2.0**30, growth_interval=3)
-    monkeypatch.setattr(trainer, "choose_policy", lambda *a: Policy(torch.device("cpu"), torch.float16, "for the test", scaler=True))
+    monkeypatch.setattr(
+        trainer,
+        "choose_policy",
+        lambda *a: Policy(torch.device("cpu"), torch.float16, "for the test", scaler=True),
+    )
     monkeypatch.setattr(trainer, "LossScaler", make, raising=False)
     monkeypatch.setattr(torch.amp, "GradScaler", make)
 
@@ -417,7 +512,11 @@ def test_the_trainer_resumes_a_float16_run_exactly(tmp_path, words, monkeypatch)
     assert saved["scale"] < 2.0**30, "the run should have had overflows"
     for (name, a), b in zip(straight.model.named_parameters(), resumed.model.parameters()):
         assert torch.equal(a, b), name
-    monkeypatch.setattr(LossScaler, "load_state_dict", lambda self, state: None)  # the bug: a new scaler on resume
+    monkeypatch.setattr(
+        LossScaler, "load_state_dict", lambda self, state: None
+    )  # the bug: a new scaler on resume
     trainer.train(config("forgetful", 12), progress="none")
     forgetful = trainer.train(config("forgetful", 24), resume=True, progress="none")
-    assert any(not torch.equal(a, b) for a, b in zip(straight.model.parameters(), forgetful.model.parameters()))
+    assert any(
+        not torch.equal(a, b) for a, b in zip(straight.model.parameters(), forgetful.model.parameters())
+    )

@@ -1,4 +1,5 @@
 """What happens before the first step: weights to begin with, scores without training; and the presets on small stand-ins for their data."""
+
 import contextlib
 import json
 import math
@@ -13,8 +14,8 @@ import torch
 from tinygpt.checkpoint import checkpoints, save_checkpoint
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
-from tinygpt.presets import PRESETS, preset
-from tinygpt.run_setup import check_folder, initial_model, last_words
+from tinygpt.run.presets import PRESETS, preset
+from tinygpt.run.setup import check_folder, initial_model, last_words
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import main, train
@@ -30,7 +31,9 @@ def config(tmp_path, words):
     config.data = replace(config.data, data=str(words), tokenizer="byte", batch_size=4)
     config.model = GPTConfig.gpt2(**SMALL)
     config.optim = replace(config.optim, optimizer="adamw", learning_rate=1e-3, max_steps=10, warmup_steps=2)
-    config.eval = replace(config.eval, eval_every=0, eval_tokens=300, final_eval_tokens=1000, save_every=0, sample_tokens=0)
+    config.eval = replace(
+        config.eval, eval_every=0, eval_tokens=300, final_eval_tokens=1000, save_every=0, sample_tokens=0
+    )
     return config
 
 
@@ -43,13 +46,20 @@ def test_a_run_that_begins_with_a_run_has_its_weights_and_its_tokenizer(config, 
     config.model = form(**SMALL)
     first = quiet(config)
     config.run.name, config.run.init_from, config.data.tokenizer = "tuned", str(first.run), "bpe"
-    config.model = GPTConfig.modern(**SMALL, dropout=0.1)  # all but the context and dropout comes from the weights
+    config.model = GPTConfig.modern(
+        **SMALL, dropout=0.1
+    )  # all but the context and dropout comes from the weights
     begun = initial_model(config)
     assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), first.model.parameters()))
     assert begun.config == replace(first.model.config, dropout=0.1)
     tuned = quiet(config)
-    assert tuned.losses[0] < first.losses[0] - 0.2 and tuned.data.tokenizer.fingerprint == first.data.tokenizer.fingerprint
-    again = quiet(config, resume=True)  # a finished run: begins with its own weights, not with the first run's
+    assert (
+        tuned.losses[0] < first.losses[0] - 0.2
+        and tuned.data.tokenizer.fingerprint == first.data.tokenizer.fingerprint
+    )
+    again = quiet(
+        config, resume=True
+    )  # a finished run: begins with its own weights, not with the first run's
     assert again.val == tuned.val
 
 
@@ -67,7 +77,9 @@ def test_weights_in_hugging_face_form_begin_a_run(config, tmp_path):
 
 
 @pytest.mark.parametrize("form", [GPTConfig.gpt2, GPTConfig.llama])
-def test_a_shorter_context_keeps_what_the_model_says_within_it_and_a_longer_one_is_refused(config, tmp_path, form):
+def test_a_shorter_context_keeps_what_the_model_says_within_it_and_a_longer_one_is_refused(
+    config, tmp_path, form
+):
     torch.manual_seed(1)
     teacher = GPT(form(**SMALL)).eval()
     save_checkpoint(tmp_path / "run/checkpoints/step_000001", teacher, ByteTokenizer())
@@ -105,7 +117,9 @@ def test_eval_only_scores_both_parts_and_writes_nothing(config, capsys):
 def test_last_words_name_the_newest_checkpoint_and_the_way_on(config):
     assert last_words(config) == "no checkpoint had been saved yet"
     quiet(config)
-    assert str(checkpoints(config.folder)[-1]) in last_words(config) and f"--resume {config.folder}" in last_words(config)
+    assert str(checkpoints(config.folder)[-1]) in last_words(
+        config
+    ) and f"--resume {config.folder}" in last_words(config)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -114,15 +128,29 @@ def test_each_preset_makes_a_few_steps_on_a_small_stand_in_for_its_data(name, tm
     config = preset(name)
     documents = tmp_path / "documents.jsonl"
     texts = words.read_text().split("\n")
-    documents.write_text("".join(json.dumps({"text": " ".join(texts[i : i + 5])}) + "\n" for i in range(0, 995, 5)))
+    documents.write_text(
+        "".join(json.dumps({"text": " ".join(texts[i : i + 5])}) + "\n" for i in range(0, 995, 5))
+    )
     stand_in = documents if config.data.loader == "stream" else words
     config.run.out, config.system.device = str(tmp_path), "cpu"
-    config.data = replace(config.data, data=str(stand_in), batch_size=4, micro_batch_size=config.data.micro_batch_size and 2)
-    config.model = replace(config.model, n_layer=2, block_size=16, n_embd=8 * config.model.n_head, vocab_size=min(config.model.vocab_size, 290))
+    config.data = replace(
+        config.data, data=str(stand_in), batch_size=4, micro_batch_size=config.data.micro_batch_size and 2
+    )
+    config.model = replace(
+        config.model,
+        n_layer=2,
+        block_size=16,
+        n_embd=8 * config.model.n_head,
+        vocab_size=min(config.model.vocab_size, 290),
+    )
     config.optim = replace(config.optim, max_steps=4, warmup_steps=min(config.optim.warmup_steps, 2))
     config.eval = replace(config.eval, eval_tokens=200, final_eval_tokens=200, sample_tokens=4)
     result = quiet(config)
-    assert result.finished and len(result.losses) == 4 and result.losses[0] == pytest.approx(math.log(result.data.tokenizer.n_vocab), rel=0.15)
+    assert (
+        result.finished
+        and len(result.losses) == 4
+        and result.losses[0] == pytest.approx(math.log(result.data.tokenizer.n_vocab), rel=0.15)
+    )
     assert quiet(config, resume=True).steps == 4
 
 

@@ -25,7 +25,11 @@ def test_every_schedule_keeps_to_its_corners(kind, run, final, cooldown):
     after = rates[warmup:]
     assert after[0] == 1
     assert all(a >= b - 1e-12 for a, b in zip(after, after[1:]))  # down, never up again
-    way_down = {"cosine": max_steps - warmup - 1, "trapezoid": min(round(cooldown * max_steps), max_steps - warmup - 1), "constant": 0}[kind]
+    way_down = {
+        "cosine": max_steps - warmup - 1,
+        "trapezoid": min(round(cooldown * max_steps), max_steps - warmup - 1),
+        "constant": 0,
+    }[kind]
     assert rates[-1] == pytest.approx(final if way_down else 1)  # the last step has the last rate
     assert schedule(max_steps) == schedule(max_steps + 10_000) == rates[-1]  # past the end nothing moves
 
@@ -120,7 +124,12 @@ def test_a_loop_over_the_schedule_learns_in_its_first_step_and_makes_exactly_max
 def test_the_published_runs_in_steps_of_half_a_million_tokens():
     assert (count_steps(375_000_000, 2**19), count_steps(10_000_000_000, 2**19)) == (715, 19_073)
     schedule = make_schedule("cosine", 19_073, 715, final=0.1)
-    assert schedule(0) == 1 / 716 and schedule(714) == 715 / 716 and schedule(715) == 1 > schedule(716) and schedule(19_072) == pytest.approx(0.1)
+    assert (
+        schedule(0) == 1 / 716
+        and schedule(714) == 715 / 716
+        and schedule(715) == 1 > schedule(716)
+        and schedule(19_072) == pytest.approx(0.1)
+    )
 
 
 @pytest.mark.parametrize("bad, words", [
@@ -150,7 +159,10 @@ ramps = st.tuples(st.integers(1, 64), st.integers(1, 50), st.integers(0, 200), s
 @settings(deadline=None)
 @given(ramps, st.lists(st.integers(0, 2 * 10**7), min_size=2, max_size=20))
 def test_a_ramp_rises_linearly_in_whole_multiples_and_is_exact_at_its_corners(sizes, seen):
-    ramp, (multiple, start, full, over) = batch_ramp(**sizes), (sizes[k] for k in ("multiple", "start", "full", "ramp_tokens"))
+    ramp, (multiple, start, full, over) = (
+        batch_ramp(**sizes),
+        (sizes[k] for k in ("multiple", "start", "full", "ramp_tokens")),
+    )
     batches = [ramp(s) for s in sorted(seen)]
     assert batches == sorted(batches) and all(b % multiple == 0 for b in batches)
     for s in seen:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tinygpt.adamw import AdamW, make_adamw, param_groups
-from tinygpt.data import RandomLoader
+from tinygpt.data.windows import RandomLoader
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.muon import make_muon
 from tinygpt.schedule_finder import find_lr
@@ -40,7 +40,9 @@ class Bowl(nn.Module):
 OPTIMIZERS = {
     "adamw": lambda m: make_adamw(param_groups(m), 1e-3)[0],
     "own adamw": lambda m: AdamW(param_groups(m), 1e-3),
-    "adamw with multipliers": lambda m: make_adamw(param_groups(m, lr_multipliers={"embedding": 4.0}), 1e-3)[0],
+    "adamw with multipliers": lambda m: make_adamw(param_groups(m, lr_multipliers={"embedding": 4.0}), 1e-3)[
+        0
+    ],
     "muon": lambda m: make_muon(m, 0.02, 0.005)[0],
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
 }
@@ -49,9 +51,18 @@ OPTIMIZERS = {
 def everything(model, optimizer):
     "All that the search might change, copied."
     state = optimizer.state_dict()
-    tensors = [*model.state_dict().values(), *(t for s in state["state"].values() for t in s.values()), torch.get_rng_state()]
+    tensors = [
+        *model.state_dict().values(),
+        *(t for s in state["state"].values() for t in s.values()),
+        torch.get_rng_state(),
+    ]
     grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-    return [torch.as_tensor(t).clone() for t in tensors], grads, copy.deepcopy(state["param_groups"]), model.training
+    return (
+        [torch.as_tensor(t).clone() for t in tensors],
+        grads,
+        copy.deepcopy(state["param_groups"]),
+        model.training,
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -91,30 +102,61 @@ def test_every_group_keeps_its_ratio_to_the_first():
     spy = Spy([dict(params=[a], lr=0.02), dict(params=rest, lr=0.005)], lr=1.0)
     with pytest.raises(UserError, match="never fell"):  # this optimizer does not move
         find_lr(model, spy, [next(batches())] * 20, lowest=1e-4, highest=1e-1, steps=20)
-    assert [s[0] for s in seen] == pytest.approx([1e-4 * 1000 ** (i / 19) for i in range(len(seen))]) and len(seen) == 20
+    assert [s[0] for s in seen] == pytest.approx([1e-4 * 1000 ** (i / 19) for i in range(len(seen))]) and len(
+        seen
+    ) == 20
     assert all(s[1] == pytest.approx(s[0] / 4) for s in seen)
 
 
 def test_the_losses_are_those_of_a_run_by_hand():
     model = Bowl()
-    search = find_lr(model, torch.optim.SGD(model.parameters(), lr=1.0), [(0, 0)] * 20, lowest=0.01, highest=1.0, steps=20, smooth=0.8, clip=0.0)
+    search = find_lr(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        [(0, 0)] * 20,
+        lowest=0.01,
+        highest=1.0,
+        steps=20,
+        smooth=0.8,
+        clip=0.0,
+    )
     w, raw, rates = 1.0, [], [0.01 * 100 ** (i / 19) for i in range(20)]
     for rate in rates:
         raw.append(w * w / 2)
         w *= 1 - rate
-    weights = [[0.8 ** (i - j) for j in range(i + 1)] for i in range(20)]  # a weighted mean is the bias-corrected running one
+    weights = [
+        [0.8 ** (i - j) for j in range(i + 1)] for i in range(20)
+    ]  # a weighted mean is the bias-corrected running one
     smooth = [sum(a * b for a, b in zip(ws, raw)) / sum(ws) for ws in weights]
-    assert search.rates == pytest.approx(rates) and search.raw == pytest.approx(raw, rel=1e-4) and search.losses == pytest.approx(smooth, rel=1e-4)
+    assert (
+        search.rates == pytest.approx(rates)
+        and search.raw == pytest.approx(raw, rel=1e-4)
+        and search.losses == pytest.approx(smooth, rel=1e-4)
+    )
     assert not search.turned
     enough = smooth[0] - 2 / 3 * (smooth[0] - min(smooth))
     i = search.rates.index(search.suggestion)
-    assert smooth[i] <= enough * (1 + 1e-4) and smooth[i - 1] > enough * (1 - 1e-4) and search.factor == search.suggestion
+    assert (
+        smooth[i] <= enough * (1 + 1e-4)
+        and smooth[i - 1] > enough * (1 - 1e-4)
+        and search.factor == search.suggestion
+    )
 
 
 @pytest.mark.parametrize("curvature", [0.1, 1.0, 10.0])
-def test_on_a_bowl_it_stops_past_the_edge_and_suggests_a_stable_rate(curvature):  # the edge of SGD is 2 / curvature
+def test_on_a_bowl_it_stops_past_the_edge_and_suggests_a_stable_rate(
+    curvature,
+):  # the edge of SGD is 2 / curvature
     model = Bowl(curvature)
-    search = find_lr(model, torch.optim.SGD(model.parameters(), lr=1.0), [(0, 0)] * 300, lowest=1e-4, highest=1e4, steps=300, clip=0.0)
+    search = find_lr(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        [(0, 0)] * 300,
+        lowest=1e-4,
+        highest=1e4,
+        steps=300,
+        clip=0.0,
+    )
     assert search.turned and search.rates[-1] > 2 / curvature
     assert search.rates[-1] < 100 / curvature  # and not much later
     assert search.suggestion < 2 / curvature
@@ -129,7 +171,9 @@ def test_a_loss_that_becomes_nan_ends_the_search():
             return None, (self.w**2).sum() * (math.nan if Breaks.calls > 15 else 1.0)
 
     model = Breaks()
-    search = find_lr(model, torch.optim.SGD(model.parameters(), lr=1.0), [(0, 0)] * 50, lowest=0.01, highest=0.1, steps=50)
+    search = find_lr(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), [(0, 0)] * 50, lowest=0.01, highest=0.1, steps=50
+    )
     assert search.turned and len(search.rates) == 15 and all(map(math.isfinite, search.losses))
 
 
@@ -139,7 +183,15 @@ def test_a_loss_that_cannot_explode_does_not_keep_it_from_stopping():  # capped 
             return None, (3 + self.w**2 / (1 + self.w**2)).sum()  # from 3.5 down to 3, and never above 4
 
     model = Bounded()
-    search = find_lr(model, torch.optim.SGD(model.parameters(), lr=1.0), [(0, 0)] * 100, lowest=1e-2, highest=1e4, steps=100, clip=0.0)
+    search = find_lr(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        [(0, 0)] * 100,
+        lowest=1e-2,
+        highest=1e4,
+        steps=100,
+        clip=0.0,
+    )
     assert search.turned and len(search.rates) < 100 and max(search.losses) < 4
     assert 0.01 < search.suggestion < 1  # a rate of 1 is SGD's edge at the bottom
 
@@ -170,11 +222,22 @@ def test_the_suggestion_does_not_depend_on_the_rate_the_optimizer_has():
 
 def test_it_ends_with_the_batches():
     model = gpt()
-    search = find_lr(model, OPTIMIZERS["adamw"](model), [next(batches()) for _ in range(12)], lowest=1e-3, steps=100)
+    search = find_lr(
+        model, OPTIMIZERS["adamw"](model), [next(batches()) for _ in range(12)], lowest=1e-3, steps=100
+    )
     assert len(search.rates) == 12 and not search.turned
 
 
-@pytest.mark.parametrize("bad", [dict(lowest=0.0), dict(lowest=1.0, highest=0.1), dict(highest=math.inf), dict(steps=2), dict(smooth=1.0)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        dict(lowest=0.0),
+        dict(lowest=1.0, highest=0.1),
+        dict(highest=math.inf),
+        dict(steps=2),
+        dict(smooth=1.0),
+    ],
+)
 def test_settings_that_cannot_work_are_refused(bad):
     model = Bowl()
     with pytest.raises(UserError, match="find_lr: lowest"):
@@ -188,7 +251,14 @@ def test_a_rate_of_zero_no_batches_and_a_ruinous_start_are_told():
     with pytest.raises(UserError, match="more batches"):
         find_lr(model, torch.optim.SGD(model.parameters(), lr=1.0), [])
     with pytest.raises(UserError, match="lowest below 100"):
-        find_lr(model, torch.optim.SGD(model.parameters(), lr=1.0), [(0, 0)] * 20, lowest=100.0, highest=1000.0, clip=0.0)
+        find_lr(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            [(0, 0)] * 20,
+            lowest=100.0,
+            highest=1000.0,
+            clip=0.0,
+        )
 
 
 @pytest.mark.cuda

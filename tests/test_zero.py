@@ -1,4 +1,5 @@
 """Sharded optimizers against the single-process ones, on 1 to 4 processes; the numbers of a 124 M model counted without allocating it."""
+
 import contextlib
 import copy
 import functools
@@ -15,15 +16,17 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tinygpt.adamw import AdamW, make_adamw, param_groups
-from tinygpt.ddp_launch import World, init_world, run_processes
+from tinygpt.ddp.world import World, init_world, run_processes
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.muon import CombinedOptimizer, Muon, make_muon
 from tinygpt.precision import LossScaler, unscale_gradients
 from tinygpt.support import UserError
 from tinygpt.zero import DistAdamW, DistMuon, ZeroOptimizer, make_zero
-from tinygpt.zero_wire import Wire, wait_all
+from tinygpt.zero_wire import Wire
 
-pytestmark = pytest.mark.timeout(900)  # of all processes together, on a busy machine; run_processes ends each start after 240 s
+pytestmark = pytest.mark.timeout(
+    900
+)  # of all processes together, on a busy machine; run_processes ends each start after 240 s
 
 
 class Net(nn.Module):
@@ -32,8 +35,16 @@ class Net(nn.Module):
     def __init__(self, seed=0, dtype=torch.float64):
         super().__init__()
         g = torch.Generator().manual_seed(seed)
-        tensor = lambda *shape: nn.Parameter(torch.randn(shape, generator=g, dtype=torch.float64).mul(0.5).to(dtype))
-        self.emb, self.fused, self.a, self.b, self.c = tensor(11, 5), tensor(9, 5), tensor(7, 9), tensor(7, 9), tensor(5, 7)
+        tensor = lambda *shape: nn.Parameter(
+            torch.randn(shape, generator=g, dtype=torch.float64).mul(0.5).to(dtype)
+        )
+        self.emb, self.fused, self.a, self.b, self.c = (
+            tensor(11, 5),
+            tensor(9, 5),
+            tensor(7, 9),
+            tensor(7, 9),
+            tensor(5, 7),
+        )
         self.scalar, self.odd, self.bias, self.empty = tensor(), tensor(3, 1, 5), tensor(7), tensor(0, 3)
         self.frozen = nn.Parameter(tensor(5, 5).data, requires_grad=False)
 
@@ -48,21 +59,33 @@ class Net(nn.Module):
 def groups(net):
     "(Muon's, AdamW's), an empty group among them."
     muon = [dict(params=[net.a, net.b, net.c]), dict(params=[net.fused], split=(4, 2, 3), lr=0.01)]
-    adamw = [dict(params=[net.emb, net.odd, net.empty, net.frozen], weight_decay=0.1), dict(params=[]), dict(params=[net.scalar, net.bias], weight_decay=0.0)]
+    adamw = [
+        dict(params=[net.emb, net.odd, net.empty, net.frozen], weight_decay=0.1),
+        dict(params=[]),
+        dict(params=[net.scalar, net.bias], weight_decay=0.0),
+    ]
     return muon, adamw
 
 
 def single(net, kind):
     muon, adamw = groups(net)
-    return AdamW(muon_as_adamw(muon) + adamw, lr=0.01) if kind == "adamw" else CombinedOptimizer(Muon(muon, lr=0.03), AdamW(adamw, lr=0.01))
+    return (
+        AdamW(muon_as_adamw(muon) + adamw, lr=0.01)
+        if kind == "adamw"
+        else CombinedOptimizer(Muon(muon, lr=0.03), AdamW(adamw, lr=0.01))
+    )
 
 
 def sharded(net, kind, **wire):
     muon, adamw = groups(net)
     wire = Wire(**wire)
     if kind == "adamw":
-        return DistAdamW(muon_as_adamw(muon) + adamw, lr=0.01, bucket_bytes=600, wire=wire)  # several buckets, and tensors larger than one
-    return ZeroOptimizer(DistMuon(muon, lr=0.03, wire=wire), DistAdamW(adamw, lr=0.01, bucket_bytes=200, wire=wire))
+        return DistAdamW(
+            muon_as_adamw(muon) + adamw, lr=0.01, bucket_bytes=600, wire=wire
+        )  # several buckets, and tensors larger than one
+    return ZeroOptimizer(
+        DistMuon(muon, lr=0.03, wire=wire), DistAdamW(adamw, lr=0.01, bucket_bytes=200, wire=wire)
+    )
 
 
 def muon_as_adamw(muon):
@@ -81,7 +104,9 @@ def losses(net, step, world_size, device="cpu"):
 
 def train(world, kind, dtype, steps=50, native=None, device="cpu"):
     "The largest difference of weights and norms between sharded and single-process training over all steps."
-    ours = Net(seed=world.rank, dtype=dtype).to(device)  # another seed on each rank: rank 0's weights must win
+    ours = Net(seed=world.rank, dtype=dtype).to(
+        device
+    )  # another seed on each rank: rank 0's weights must win
     alone = Net(dtype=dtype).to(device)
     ours.frozen.data.copy_(alone.frozen)
     optimizer, reference = sharded(ours, kind, native=native), single(alone, kind)
@@ -107,7 +132,9 @@ def train(world, kind, dtype, steps=50, native=None, device="cpu"):
         optimizer.zero_grad()
         reference.zero_grad()
         pairs = [(norm, expected)] + list(zip(ours.parameters(), alone.parameters()))
-        worst = max([worst] + [((p - q).abs() / q.abs().clamp(min=1)).max().item() for p, q in pairs if p.numel()])
+        worst = max(
+            [worst] + [((p - q).abs() / q.abs().clamp(min=1)).max().item() for p, q in pairs if p.numel()]
+        )
     return worst
 
 
@@ -139,7 +166,12 @@ def chained(world, kind, state, weights, steps=4):
             o.step()
             o.zero_grad()
     differ = [n for (n, p), q in zip(net.named_parameters(), alone.parameters()) if not torch.equal(p, q)]
-    return optimizer.state_dict(), [p.detach().clone() for p in net.parameters()], differ, same_state(optimizer.state_dict(everywhere=True), reference.state_dict())
+    return (
+        optimizer.state_dict(),
+        [p.detach().clone() for p in net.parameters()],
+        differ,
+        same_state(optimizer.state_dict(everywhere=True), reference.state_dict()),
+    )
 
 
 def same_state(ours, theirs):
@@ -177,14 +209,22 @@ def overflow(world):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        results.append((all(torch.equal(p, q) for p, q in zip(net.parameters(), before)), scaler._scale.item(), norm.item()))
+        results.append(
+            (
+                all(torch.equal(p, q) for p, q in zip(net.parameters(), before)),
+                scaler._scale.item(),
+                norm.item(),
+            )
+        )
     plain = Net(seed=3)
     single_optimizer = single(plain, "muon")
     for rank_losses in losses(plain, 1, world.world_size):
         (rank_losses[0]() / world.world_size).backward()
     norm = nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None])
     single_optimizer.step()
-    results.append(max((p - q).abs().max().item() for p, q in zip(net.parameters(), plain.parameters()) if p.numel()))
+    results.append(
+        max((p - q).abs().max().item() for p, q in zip(net.parameters(), plain.parameters()) if p.numel())
+    )
     results.append(norm.item())
     return results
 
@@ -195,7 +235,9 @@ def abandoned(world):
     for net, abandon in zip(nets, (False, True)):
         optimizer = DistAdamW(net.parameters(), lr=0.01, bucket_bytes=600)
         if abandon:
-            (net.bias.sum() if world.rank == 0 else losses(net, 1, world.world_size)[world.rank][0]()).backward()
+            (
+                net.bias.sum() if world.rank == 0 else losses(net, 1, world.world_size)[world.rank][0]()
+            ).backward()
             optimizer.zero_grad()
         losses(net, 2, world.world_size)[world.rank][0]().backward()
         optimizer.step()
@@ -222,7 +264,11 @@ def traffic(world):
         optimizer.step()
         if dist.is_initialized():
             dist.barrier()
-        out["bytes"], out["calls"], out["kernel"] = optimizer.wire.bytes, optimizer.wire.calls, bytes_sent() - kernel
+        out["bytes"], out["calls"], out["kernel"] = (
+            optimizer.wire.bytes,
+            optimizer.wire.calls,
+            bytes_sent() - kernel,
+        )
     out["spans"] = optimizer.wire.spans
     try:
         model(x).sum().backward()
@@ -245,7 +291,9 @@ def bytes_sent():
         try:
             if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{fd}").st_mode):
                 with socket.socket(fileno=os.dup(int(fd))) as s:
-                    total += struct.unpack_from("Q", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 120)[0]  # tcpi_bytes_acked
+                    total += struct.unpack_from(
+                        "Q", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 120
+                    )[0]  # tcpi_bytes_acked
         except (OSError, struct.error):
             pass
     return total
@@ -259,7 +307,11 @@ def gpt(world, kind, dtype=torch.float64):
     torch.manual_seed(0)
     alone = GPT(config).to(dtype)
     optimizer, line = make_zero(model, kind, lr=0.01)
-    reference, _ = make_muon(alone, lr=0.01, implementation="own") if kind == "muon" else make_adamw(param_groups(alone), 0.01, implementation="own")
+    reference, _ = (
+        make_muon(alone, lr=0.01, implementation="own")
+        if kind == "muon"
+        else make_adamw(param_groups(alone), 0.01, implementation="own")
+    )
     for step in range(5):
         idx = torch.randint(17, (world.world_size, 2, 9), generator=torch.Generator().manual_seed(step))
         model(idx[world.rank, :, :-1], idx[world.rank, :, 1:])[1].backward()
@@ -280,9 +332,15 @@ def everything(world, chain, device="cpu"):
         dist.destroy_process_group()
         world = init_world("cuda")
         device = str(world.device)
-    out = {(kind, bits): train(world, kind, getattr(torch, f"float{bits}"), device=device) for kind in ("adamw", "muon") for bits in (64, 32)}
+    out = {
+        (kind, bits): train(world, kind, getattr(torch, f"float{bits}"), device=device)
+        for kind in ("adamw", "muon")
+        for bits in (64, 32)
+    }
     if device == "cpu":
-        out["native"] = max(train(world, kind, torch.float64, steps=6, native=True) for kind in ("adamw", "muon"))
+        out["native"] = max(
+            train(world, kind, torch.float64, steps=6, native=True) for kind in ("adamw", "muon")
+        )
         out["chain"] = {kind: chained(world, kind, *chain[kind]) for kind in chain}
         out["overflow"] = overflow(world)
         out["gpt"] = {kind: gpt(world, kind) for kind in ("adamw", "muon")}
@@ -323,7 +381,9 @@ KINDS = pytest.mark.parametrize("kind", ["adamw", "muon"])
 @WORLDS
 @KINDS
 @pytest.mark.parametrize("bits, tolerance", [(64, 1e-12), (32, 1e-4)])
-def test_fifty_steps_with_clipping_and_accumulation_equal_one_process_on_the_whole_batch(world_size, kind, bits, tolerance):
+def test_fifty_steps_with_clipping_and_accumulation_equal_one_process_on_the_whole_batch(
+    world_size, kind, bits, tolerance
+):
     for rank, result in enumerate(results(world_size)):
         assert result[kind, bits] <= tolerance, f"rank {rank}"
 
@@ -363,7 +423,9 @@ def test_a_run_goes_on_bit_for_bit_on_another_number_of_ranks(world_size, kind):
 def test_only_rank_0_holds_the_whole_state(world_size, kind):
     first, *rest = [result["chain"][kind][0] for result in results(world_size)]
     assert len(first["state"]) == 9  # of ten parameters one is frozen
-    assert all(not other["state"] and len(other["param_groups"]) == len(first["param_groups"]) for other in rest)
+    assert all(
+        not other["state"] and len(other["param_groups"]) == len(first["param_groups"]) for other in rest
+    )
     assert all(t.device.type == "cpu" for entry in first["state"].values() for t in entry.values())
 
 
@@ -448,6 +510,7 @@ def test_a_state_dict_of_another_model_changes_nothing():
 @pytest.fixture
 def pretend():
     "A process group that sends nothing, so that any rank of any number can be looked at here."
+
     def start(rank, world_size):
         stop()
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
@@ -492,7 +555,11 @@ def test_parts_cover_every_element_once_also_where_nothing_divides(pretend, worl
             params = [nn.Parameter(torch.zeros(s)) for s in sizes]
             index = {p: i for i, p in enumerate(params)}
             for bucket in DistAdamW(params).buckets:
-                covered += [(index[p], i) for p, _, where in bucket.segments(params) for i in range(where.start, where.stop)]
+                covered += [
+                    (index[p], i)
+                    for p, _, where in bucket.segments(params)
+                    for i in range(where.start, where.stop)
+                ]
         assert sorted(covered) == [(i, j) for i, p in enumerate(params) for j in range(p.numel())]
 
 
@@ -527,13 +594,17 @@ def test_a_step_sends_what_one_all_reduce_would(world_size):
     assert abs(padded / numbers - 1) < 0.01
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's count is read as Linux gives it")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the kernel's count is read as Linux gives it"
+)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_kernel_counts_the_same_bytes(world_size):
     sent = [result["traffic"]["kernel"] for result in results(world_size)]
     if not any(sent):
         pytest.skip("this kernel keeps no count")
-    assert sum(sent) / world_size == pytest.approx(results(world_size)[0]["traffic"]["bytes"], rel=0.15)  # headers and the barrier
+    assert sum(sent) / world_size == pytest.approx(
+        results(world_size)[0]["traffic"]["bytes"], rel=0.15
+    )  # headers and the barrier
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -606,7 +677,11 @@ def test_weights_in_buckets_can_be_saved_loaded_and_copied(tmp_path):
     optimizer.step()
     assert not torch.equal(twin.emb, net.emb)
     net.load_state_dict(load_file(tmp_path / "w.safetensors"))
-    assert torch.equal(twin.emb, net.emb) and net.emb.untyped_storage().data_ptr() == optimizer.reducer.bucket_of[net.emb].weights.untyped_storage().data_ptr()
+    assert (
+        torch.equal(twin.emb, net.emb)
+        and net.emb.untyped_storage().data_ptr()
+        == optimizer.reducer.bucket_of[net.emb].weights.untyped_storage().data_ptr()
+    )
 
 
 def test_two_sharded_optimizers_on_one_model_are_refused_until_the_first_is_detached():

@@ -1,9 +1,10 @@
 """Two hosts on one machine: network namespaces joined by a virtual cable, each with a name of its own. Linux, root, `ip` and `unshare` are needed.
 
-    with TwoHosts() as hosts:
-        first, second = hosts.torchrun("tinygpt.ddp_launch", "--mib", "1")
-        assert first.returncode == second.returncode == 0
+with TwoHosts() as hosts:
+    first, second = hosts.torchrun("tinygpt.ddp.world", "--mib", "1")
+    assert first.returncode == second.returncode == 0
 """
+
 import os
 import shutil
 import signal
@@ -28,7 +29,11 @@ def why_not() -> str | None:
     name = f"tiny{os.getpid()}"
     done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if done.returncode == 0:  # a container may have root and still forbid the cable
-        done = subprocess.run(["ip", "-n", name, "link", "add", "cable", "type", "veth", "peer", "name", "cable2"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["ip", "-n", name, "link", "add", "cable", "type", "veth", "peer", "name", "cable2"],
+            capture_output=True,
+            text=True,
+        )
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return f"this system refuses: {done.stderr.strip()}" if done.returncode else None
 
@@ -39,14 +44,34 @@ class TwoHosts:
     hosts, addresses = ("host0", "host1"), ("10.213.7.1", "10.213.7.2")
 
     def __enter__(self):
-        self.names, self.running, self.folder = [f"tiny{os.getpid()}h{i}" for i in (0, 1)], [], Path(tempfile.mkdtemp(prefix="two-hosts-"))
+        self.names, self.running, self.folder = (
+            [f"tiny{os.getpid()}h{i}" for i in (0, 1)],
+            [],
+            Path(tempfile.mkdtemp(prefix="two-hosts-")),
+        )
         try:
             for name in self.names:
                 self._ip("netns", "add", name)
                 etc = Path("/etc/netns") / name  # `ip netns exec` lays these files over those in /etc
                 etc.mkdir(parents=True)
-                (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {h}\n" for a, h in zip(self.addresses, self.hosts)))
-            self._ip("-n", self.names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", self.names[1])
+                (etc / "hosts").write_text(
+                    "127.0.0.1 localhost\n"
+                    + "".join(f"{a} {h}\n" for a, h in zip(self.addresses, self.hosts))
+                )
+            self._ip(
+                "-n",
+                self.names[0],
+                "link",
+                "add",
+                "cable",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "cable",
+                "netns",
+                self.names[1],
+            )
             for name, address in zip(self.names, self.addresses):
                 self._ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
                 for device in ("lo", "cable"):
@@ -86,7 +111,14 @@ class TwoHosts:
     def start(self, host: int, *command, env=None):
         "Start a command on a host, in a process group of its own; its output (stdout and stderr) goes to a file, see `finish`."
         out = self.folder / f"{len(self.running)}.txt"
-        named = ["unshare", "--uts", "sh", "-c", f'echo {self.hosts[host]} > /proc/sys/kernel/hostname; exec "$@"', "sh"]
+        named = [
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            f'echo {self.hosts[host]} > /proc/sys/kernel/hostname; exec "$@"',
+            "sh",
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         with open(out, "w") as file:
             process = subprocess.Popen(["ip", "netns", "exec", self.names[host], *named, *map(str, command)], stdout=file, stderr=subprocess.STDOUT,
@@ -104,7 +136,10 @@ class TwoHosts:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return [subprocess.CompletedProcess(p.args, p.returncode, p.out.read_text(errors="replace")) for p in processes]
+        return [
+            subprocess.CompletedProcess(p.args, p.returncode, p.out.read_text(errors="replace"))
+            for p in processes
+        ]
 
     def start_torchrun(self, module: str, *args, nproc: int = 1, env=None):
         "Start torchrun with a module (or the path of a script) on both hosts, as one would by hand."
@@ -115,6 +150,8 @@ class TwoHosts:
             for host in (0, 1)
         ]  # fmt: skip
 
-    def torchrun(self, module: str, *args, nproc: int = 1, timeout: float = 120, env=None) -> list[subprocess.CompletedProcess]:
+    def torchrun(
+        self, module: str, *args, nproc: int = 1, timeout: float = 120, env=None
+    ) -> list[subprocess.CompletedProcess]:
         "Run a module on both hosts under torchrun; return what each host gave: returncode and stdout (with stderr in it)."
         return self.finish(self.start_torchrun(module, *args, nproc=nproc, env=env), timeout)

@@ -26,11 +26,17 @@ def count_targets(
 def _check(x, y, micro_batch_size, total):
     "Raise a UserError where these cannot be a batch and its division."
     if x.shape[:2] != y.shape[:2]:
-        raise UserError(f"x {tuple(x.shape)} and y {tuple(y.shape)} differ in rows or length: each input needs its target")
+        raise UserError(
+            f"x {tuple(x.shape)} and y {tuple(y.shape)} differ in rows or length: each input needs its target"
+        )
     if micro_batch_size is not None and micro_batch_size < 1:
-        raise UserError(f"micro_batch_size = {micro_batch_size}: choose at least one row, or None for all at once")
+        raise UserError(
+            f"micro_batch_size = {micro_batch_size}: choose at least one row, or None for all at once"
+        )
     if total is not None and total < 0:
-        raise UserError(f"total = {total} is not a number of targets: pass those of the whole batch that count")
+        raise UserError(
+            f"total = {total} is not a number of targets: pass those of the whole batch that count"
+        )
 
 # %% ../nbs/12_accumulate.ipynb #micro
 def accumulate_gradients(
@@ -38,7 +44,8 @@ def accumulate_gradients(
     x: torch.Tensor,  # (rows, T) int64: this process's part of the batch
     y: torch.Tensor,  # (rows, T) int64; -100 is not counted
     micro_batch_size: int | None = None,  # rows per forward, the last may be shorter; None takes all at once
-    total: float | None = None,  # what to divide by: counted targets of the whole batch (over world_size where ranks average); None: those of `y`
+    total: float
+    | None = None,  # what to divide by: counted targets of the whole batch (over world_size where ranks average); None: those of `y`
     autocast=contextlib.nullcontext,  # called for a context around forward and loss
     scale=lambda loss: loss,  # a loss scaler's `scale` (float16)
     no_sync=contextlib.nullcontext,  # called for a context around forward AND backward of every micro-step but the last (DDP's `no_sync`)
@@ -55,7 +62,9 @@ def accumulate_gradients(
     size = micro_batch_size or max(len(x), 1)
     parts = list(zip(x.split(size), y.split(size)))
     for i, (xb, yb) in enumerate(parts, 1):
-        with no_sync() if i < len(parts) else contextlib.nullcontext():  # DDP decides in forward whether backward shall synchronise
+        with (
+            no_sync() if i < len(parts) else contextlib.nullcontext()
+        ):  # DDP decides in forward whether backward shall synchronise
             with autocast():
                 part = model(xb, yb, reduction="sum")[1] / divisor
             scale(part).backward()
@@ -72,7 +81,9 @@ def clip_gradients(
     norm = nn.utils.get_total_norm([p.grad for p in parameters])
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2: each rank holds a part of the sum under the root
+    return (
+        norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    )  # FSDP2: each rank holds a part of the sum under the root
 
 # %% ../nbs/12_accumulate.ipynb #noise-scale
 @dataclass(frozen=True)
@@ -90,7 +101,9 @@ class NoiseScale:
 
 def gradient_noise_scale(
     small_norms: Sequence[float],  # norms of mean gradients over `small_size` examples
-    big_norms: Sequence[float],  # norms of mean gradients over `big_size` examples; may be of the same examples
+    big_norms: Sequence[
+        float
+    ],  # norms of mean gradients over `big_size` examples; may be of the same examples
     small_size: int,
     big_size: int,
 ) -> NoiseScale:
@@ -99,7 +112,9 @@ def gradient_noise_scale(
     E|G_B|² = |G|² + tr Σ / B for both sizes: two equations for two unknowns. UserError for sizes or norms that cannot be.
     """
     if not 0 < small_size < big_size:
-        raise UserError(f"small_size = {small_size} and big_size = {big_size}: the big batch must be the larger one")
+        raise UserError(
+            f"small_size = {small_size} and big_size = {big_size}: the big batch must be the larger one"
+        )
     if not len(small_norms) or not len(big_norms):
         raise UserError("small_norms or big_norms is empty: give at least one norm of each")
     small, big = (sum(float(n) ** 2 for n in norms) / len(norms) for norms in (small_norms, big_norms))
@@ -109,7 +124,9 @@ def gradient_noise_scale(
 # %% ../nbs/12_accumulate.ipynb #noise-measure
 def measure_noise_scale(
     model: nn.Module,  # model(x, y, reduction="sum") -> (logits, sum of the losses)
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],  # big batches (x, y), each (rows, T); several make the estimate steadier
+    batches: Iterable[
+        tuple[torch.Tensor, torch.Tensor]
+    ],  # big batches (x, y), each (rows, T); several make the estimate steadier
     micro_batch_size: int = 1,  # rows of a small batch; divides rows
     autocast=contextlib.nullcontext,  # as in `accumulate_gradients`
 ) -> NoiseScale:
@@ -118,7 +135,9 @@ def measure_noise_scale(
     for x, y in batches:
         k = len(x) // micro_batch_size
         if len(x) % micro_batch_size or k < 2:
-            raise UserError(f"a batch of {len(x)} rows does not divide into micro-batches of {micro_batch_size}: choose a proper divisor")
+            raise UserError(
+                f"a batch of {len(x)} rows does not divide into micro-batches of {micro_batch_size}: choose a proper divisor"
+            )
         sums = None
         for xb, yb in zip(x.split(micro_batch_size), y.split(micro_batch_size)):
             model.zero_grad(set_to_none=True)

@@ -34,15 +34,23 @@ def adamw_update(
     exp_avg.lerp_(grad, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
     step_size = lr / (1 - beta1**step)
-    denom = (exp_avg_sq.sqrt() / (1 - beta2**step) ** 0.5).add_(eps)  # eps after the correction, so that it means the same at every step
+    denom = (exp_avg_sq.sqrt() / (1 - beta2**step) ** 0.5).add_(
+        eps
+    )  # eps after the correction, so that it means the same at every step
     p.addcdiv_(exp_avg, denom, value=-step_size)
 
 # %% ../nbs/10_adamw.ipynb #checks
 def check_adamw(lr: float, betas: tuple[float, float], eps: float, weight_decay: float = 0.0) -> None:
     "UserError that names all of these settings which cannot work."
-    problems = [f"{name} = {value} must be a number from 0 on" for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)) if not 0 <= value < math.inf]
+    problems = [
+        f"{name} = {value} must be a number from 0 on"
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay))
+        if not 0 <= value < math.inf
+    ]
     if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
-        problems.append(f"betas = {betas} must be two numbers, at least 0 and below 1: GPT-3 used (0.9, 0.95)")
+        problems.append(
+            f"betas = {betas} must be two numbers, at least 0 and below 1: GPT-3 used (0.9, 0.95)"
+        )
     if problems:
         raise UserError("AdamW: " + "; ".join(problems))
 
@@ -52,7 +60,12 @@ def apply_multipliers(
     lr: float,
 ) -> list:
     "The groups, each that has an `lr_multiplier` with the learning rate `lr` times it. UserError if there is nothing to train."
-    groups = [g | {"lr": g.get("lr", lr * g["lr_multiplier"])} if isinstance(g, dict) and "lr_multiplier" in g else g for g in groups]
+    groups = [
+        g | {"lr": g.get("lr", lr * g["lr_multiplier"])}
+        if isinstance(g, dict) and "lr_multiplier" in g
+        else g
+        for g in groups
+    ]
     if not groups:
         raise UserError("AdamW: there is no parameter to train: unfreeze some with requires_grad_(True)")
     return groups
@@ -70,7 +83,9 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 0.1,  # of groups that do not say otherwise
     ):
         check_adamw(lr, betas, eps, weight_decay)
-        super().__init__(apply_multipliers(params, lr), dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay))
+        super().__init__(
+            apply_multipliers(params, lr), dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay)
+        )
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -116,8 +131,10 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
 def param_groups(
     model: nn.Module,
     weight_decay: float = 0.1,  # for tensors of two or more dimensions; vectors get 0
-    lr_multipliers: dict[str, float] | None = None,  # kind -> factor of the learning rate, such as {"embedding": 4}; 1 where nothing is said
-    decay_multipliers: dict[str, float] | None = None,  # kind -> factor of weight_decay; 1, and 0 for vectors, where nothing is said
+    lr_multipliers: dict[str, float]
+    | None = None,  # kind -> factor of the learning rate, such as {"embedding": 4}; 1 where nothing is said
+    decay_multipliers: dict[str, float]
+    | None = None,  # kind -> factor of weight_decay; 1, and 0 for vectors, where nothing is said
 ) -> list[dict]:
     """Groups that hold each parameter which needs a gradient exactly once: what decays, then the vectors.
 
@@ -125,17 +142,26 @@ def param_groups(
     UserError for a kind that the model does not have, and for a factor below 0.
     """
     kinds = parameter_kinds(model)
-    for field, factors in (("lr_multipliers", lr_multipliers or {}), ("decay_multipliers", decay_multipliers or {})):
+    for field, factors in (
+        ("lr_multipliers", lr_multipliers or {}),
+        ("decay_multipliers", decay_multipliers or {}),
+    ):
         for kind, factor in factors.items():
             if kind not in kinds.values():
-                raise UserError(f"{field}: this model trains no {kind}: choose among {', '.join(k for k in KINDS if k in kinds.values())}")
+                raise UserError(
+                    f"{field}: this model trains no {kind}: choose among {', '.join(k for k in KINDS if k in kinds.values())}"
+                )
             if not 0 <= factor < math.inf:
                 raise UserError(f"{field}: {kind} = {factor} must be a number from 0 on")
     rate = dict.fromkeys(KINDS, 1.0) | (lr_multipliers or {})
     decay = dict.fromkeys(KINDS, 1.0) | {"vector": 0.0} | (decay_multipliers or {})
     params, groups = dict(model.named_parameters()), {}
-    for name, kind in sorted(kinds.items(), key=lambda item: item[1] == "vector"):  # a stable order: vectors last
-        group = groups.setdefault((rate[kind], decay[kind]), dict(params=[], weight_decay=weight_decay * decay[kind]))
+    for name, kind in sorted(
+        kinds.items(), key=lambda item: item[1] == "vector"
+    ):  # a stable order: vectors last
+        group = groups.setdefault(
+            (rate[kind], decay[kind]), dict(params=[], weight_decay=weight_decay * decay[kind])
+        )
         group["params"].append(params[name])
         if rate[kind] != 1:
             group["lr_multiplier"] = rate[kind]
@@ -174,7 +200,9 @@ def make_adamw(
     flags = dict(fused=implementation == "fused", foreach=implementation == "foreach")
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, **flags)
     # a checkpoint's groups hold the flags of the run that wrote it: without this they would win, unseen
-    optimizer.register_load_state_dict_pre_hook(lambda o, saved: saved | {"param_groups": [g | flags for g in saved["param_groups"]]})
+    optimizer.register_load_state_dict_pre_hook(
+        lambda o, saved: saved | {"param_groups": [g | flags for g in saved["param_groups"]]}
+    )
     return optimizer, implementation_of(optimizer)
 
 # %% ../nbs/10_adamw.ipynb #time

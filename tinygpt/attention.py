@@ -64,7 +64,9 @@ def _update(m, l, o, s, v_j, keep=None):
     m_new = torch.maximum(m, s.amax(dim=-1, keepdim=True))
     shift = m_new.masked_fill(m_new == -math.inf, 0)  # nothing seen yet: -inf - 0, not -inf - -inf
     p, correct = (s - shift).exp(), (m - shift).exp()
-    l = l * correct + p.sum(dim=-1, keepdim=True)  # dropout comes after the softmax: the sum counts the dropped ones too
+    l = l * correct + p.sum(
+        dim=-1, keepdim=True
+    )  # dropout comes after the softmax: the sum counts the dropped ones too
     return m_new, l, o * correct + (p if keep is None else p * keep) @ v_j
 
 # %% ../nbs/04_attention.ipynb #tiles
@@ -73,11 +75,16 @@ def _tiles(T, S, causal, window, block, device=None):
     q_pos, k_pos = last_positions(T, S, device)
     for i in range(0, T, block):
         rows = slice(i, min(i + block, T))
-        first, last = i + S - T, rows.stop - 1 + S - T  # positions of the first and the last query of the block
+        first, last = (
+            i + S - T,
+            rows.stop - 1 + S - T,
+        )  # positions of the first and the last query of the block
         start = 0 if window is None else max(0, first - window + 1)
         stop = min(S, last + 1) if causal else S
         cols = [slice(j, min(j + block, stop)) for j in range(start, stop, block)]
-        whole = [not causal or (c.stop - 1 <= first and (window is None or c.start > last - window)) for c in cols]
+        whole = [
+            not causal or (c.stop - 1 <= first and (window is None or c.start > last - window)) for c in cols
+        ]
         yield rows, [(c, None if w else visible(q_pos[rows], k_pos[c], window)) for c, w in zip(cols, whole)]
 
 # %% ../nbs/04_attention.ipynb #tile-scores
@@ -92,7 +99,11 @@ def _keep(shape, dropout, seed, like):
     if not dropout:
         return None
     generator = torch.Generator(like.device).manual_seed(seed)
-    return torch.empty(shape, device=like.device, dtype=like.dtype).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
+    return (
+        torch.empty(shape, device=like.device, dtype=like.dtype)
+        .bernoulli_(1 - dropout, generator=generator)
+        .div_(1 - dropout)
+    )
 
 # %% ../nbs/04_attention.ipynb #tiled-forward
 @torch.no_grad()
@@ -105,7 +116,9 @@ def tiled_forward(
     dropout: float = 0.0,  # probability of dropping a weight after the softmax
     seed: int = 0,  # where the dropout's random numbers start
     block: int = 128,  # queries and keys in a tile
-) -> tuple[torch.Tensor, torch.Tensor]:  # y (B, n_head, T, head_dim), log-sum-exp (B, n_head, T); autograd does not follow
+) -> tuple[
+    torch.Tensor, torch.Tensor
+]:  # y (B, n_head, T, head_dim), log-sum-exp (B, n_head, T); autograd does not follow
     "Attention tile by tile: the T×S matrix never exists."
     acc = torch.promote_types(q.dtype, torch.float32)  # half-precision inputs are added up in float32
     groups = (k.size(1), q.size(1) // k.size(1))  # n_head = n_kv_head · group
@@ -113,9 +126,14 @@ def tiled_forward(
     lse = q.new_zeros(q.shape[:3], dtype=acc)
     qg, yg, lseg = (t.unflatten(1, groups) for t in (q, y, lse))  # (B, n_kv_head, group, T, ...): views
     for rows, tiles in _tiles(q.size(2), k.size(2), causal, window, block, q.device):
-        q_i = qg[:, :, :, rows].flatten(2, 3).to(acc) / math.sqrt(q.size(-1))  # (B, n_kv_head, group·t, head_dim)
+        q_i = qg[:, :, :, rows].flatten(2, 3).to(acc) / math.sqrt(
+            q.size(-1)
+        )  # (B, n_kv_head, group·t, head_dim)
         m = q_i.new_full((*q_i.shape[:3], 1), -math.inf)  # largest score so far
-        l, o = torch.zeros_like(m), q_i.new_zeros(*q_i.shape[:3], v.size(-1))  # sum of exp(score - m), and the same times the values
+        l, o = (
+            torch.zeros_like(m),
+            q_i.new_zeros(*q_i.shape[:3], v.size(-1)),
+        )  # sum of exp(score - m), and the same times the values
         for cols, mask in tiles:
             s = _scores(q_i, k[:, :, cols].to(acc), mask)
             keep = _keep(s.shape, dropout, seed + rows.start * k.size(2) + cols.start, s)
@@ -158,12 +176,21 @@ def tiled_backward(
     dq, dk, dv = (torch.zeros_like(t, dtype=acc) for t in (q, k, v))
     qg, dyg, lseg, deltag, dqg = (t.unflatten(1, groups) for t in (q, dy, lse, delta, dq))
     for rows, tiles in _tiles(q.size(2), k.size(2), causal, window, block, q.device):
-        q_i, dy_i = (t[:, :, :, rows].flatten(2, 3).to(acc) for t in (qg, dyg))  # (B, n_kv_head, group·t, head_dim)
+        q_i, dy_i = (
+            t[:, :, :, rows].flatten(2, 3).to(acc) for t in (qg, dyg)
+        )  # (B, n_kv_head, group·t, head_dim)
         lse_i, delta_i = (t[:, :, :, rows].flatten(2, 3)[..., None] for t in (lseg, deltag))
         q_i, dq_i = q_i * scale, torch.zeros_like(q_i)
         for cols, mask in tiles:
-            keep = _keep((*q_i.shape[:3], cols.stop - cols.start), dropout, seed + rows.start * k.size(2) + cols.start, q_i)
-            share = _tile_grads(q_i, k[:, :, cols].to(acc), v[:, :, cols].to(acc), dy_i, lse_i, delta_i, mask, keep)
+            keep = _keep(
+                (*q_i.shape[:3], cols.stop - cols.start),
+                dropout,
+                seed + rows.start * k.size(2) + cols.start,
+                q_i,
+            )
+            share = _tile_grads(
+                q_i, k[:, :, cols].to(acc), v[:, :, cols].to(acc), dy_i, lse_i, delta_i, mask, keep
+            )
             for total, part in zip((dq_i, dk[:, :, cols], dv[:, :, cols]), share):
                 total += part
         dqg[:, :, :, rows] = (dq_i * scale).unflatten(2, (groups[1], -1))
@@ -230,7 +257,9 @@ def fused_attention(
     if grouped and q.is_cuda and (mask is not None or q.dtype not in (torch.float16, torch.bfloat16)):
         # on CUDA no fused kernel is sure to take grouped heads with a mask or in float32: SDPA would build the T×S matrix
         k, v, grouped = *(t.repeat_interleave(q.size(1) // t.size(1), dim=1) for t in (k, v)), False
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=triangle, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=triangle, enable_gqa=grouped
+    )
 
 # %% ../nbs/04_attention.ipynb #check
 def _check(q, k, v, causal, window, dropout):
@@ -239,11 +268,15 @@ def _check(q, k, v, causal, window, dropout):
     if not q.dim() == k.dim() == v.dim() == 4:
         raise UserError(f"{shapes}: each needs four dimensions, (batch, heads, positions, head_dim)")
     if k.shape[:3] != v.shape[:3] or q.size(0) != k.size(0) or q.size(3) != k.size(3):
-        raise UserError(f"{shapes}: k and v must share batch, heads and positions, and q must have k's batch and head_dim")
+        raise UserError(
+            f"{shapes}: k and v must share batch, heads and positions, and q must have k's batch and head_dim"
+        )
     if k.size(1) == 0 or q.size(1) % k.size(1):
         raise UserError(f"n_kv_head = {k.size(1)} does not divide n_head = {q.size(1)}: choose a divisor")
     if window is not None and (window < 1 or not causal):
-        raise UserError(f"window = {window} with causal = {causal}: a window counts the keys up to the query's own, so it is at least 1 and causal")
+        raise UserError(
+            f"window = {window} with causal = {causal}: a window counts the keys up to the query's own, so it is at least 1 and causal"
+        )
     if not 0 <= dropout < 1:
         raise UserError(f"dropout = {dropout} is not a probability below 1: choose 0 <= dropout < 1")
 
@@ -265,5 +298,7 @@ def attention(
         return triton_attention(q, k, v, causal, window, dropout)
     fns = {"naive": naive_attention, "tiled": tiled_attention, "fused": fused_attention}
     if impl not in fns:
-        raise UserError(f"impl = {impl!r} is not an attention implementation: choose one of {', '.join(fns)}, triton")
+        raise UserError(
+            f"impl = {impl!r} is not an attention implementation: choose one of {', '.join(fns)}, triton"
+        )
     return fns[impl](q, k, v, causal, window, dropout)

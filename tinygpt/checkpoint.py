@@ -11,7 +11,6 @@ __all__ = ['rng_state', 'set_rng_state', 'rng_states', 'unwrap', 'tensor_bytes',
 import base64
 import json
 import math
-import os
 import pickle
 import random
 import re
@@ -26,7 +25,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from .data import sha256_file
+from .data.tokens import sha256_file
 from .model import GPT, GPTConfig
 from .support import UserError, atomic_path
 from .tokenizer import Tokenizer
@@ -45,8 +44,14 @@ def rng_state() -> dict:
     version, words, spare = random.getstate()
     mt = np.random.get_state(legacy=False)
     state = {"cpu": _text(torch.get_rng_state().numpy().tobytes())}
-    state["cuda"] = [_text(s.numpy().tobytes()) for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else []
-    state["mps"] = _text(torch.mps.get_rng_state().numpy().tobytes()) if torch.backends.mps.is_available() else ""
+    state["cuda"] = (
+        [_text(s.numpy().tobytes()) for s in torch.cuda.get_rng_state_all()]
+        if torch.cuda.is_available()
+        else []
+    )
+    state["mps"] = (
+        _text(torch.mps.get_rng_state().numpy().tobytes()) if torch.backends.mps.is_available() else ""
+    )
     state["python"] = [version, _text(struct.pack("625I", *words)), spare]
     state["numpy"] = [_text(mt["state"]["key"].tobytes()), mt["state"]["pos"], mt["has_gauss"], mt["gauss"]]
     return state
@@ -64,11 +69,13 @@ def set_rng_state(
     version, words, spare = state["python"]
     random.setstate((version, struct.unpack("625I", base64.b64decode(words)), spare))
     key, pos, has_gauss, gauss = state["numpy"]
-    np.random.set_state(("MT19937", np.frombuffer(base64.b64decode(key), dtype=np.uint32), pos, has_gauss, gauss))
+    np.random.set_state(
+        ("MT19937", np.frombuffer(base64.b64decode(key), dtype=np.uint32), pos, has_gauss, gauss)
+    )
 
 
 def rng_states() -> list[dict]:
-    "`rng_state` of every process, in order of rank, for `state[\"rng\"]`. Where there are several, all have to call it together."
+    '`rng_state` of every process, in order of rank, for `state["rng"]`. Where there are several, all have to call it together.'
     if not (dist.is_available() and dist.is_initialized()):
         return [rng_state()]
     states = [None] * dist.get_world_size()
@@ -127,8 +134,11 @@ def save_checkpoint(
     folder: Path,  # made here; a good checkpoint there is an error (FileExistsError), a damaged one is replaced
     model: GPT,  # also compiled, or wrapped in DDP: the plain module's names are written
     tokenizer: Tokenizer,
-    optimizer: torch.optim.Optimizer | dict | None = None,  # or its state; None: for a model that will not be trained on
-    state: dict | None = None,  # what json can hold; "rng" holds the generators of each process, and is added for one; "val_loss" makes it a candidate for best
+    optimizer: torch.optim.Optimizer
+    | dict
+    | None = None,  # or its state; None: for a model that will not be trained on
+    state: dict
+    | None = None,  # what json can hold; "rng" holds the generators of each process, and is added for one; "val_loss" makes it a candidate for best
     weights: dict | None = None,  # the model's state_dict where its own is not whole: spread over processes
 ) -> Path:
     "Write a complete checkpoint, or nothing. Returns its folder. UserError if the disk is full."
@@ -137,7 +147,9 @@ def save_checkpoint(
     bare = lambda name: name.replace("_orig_mod.", "").removeprefix("module.")
     weights = {bare(name): t.detach().cpu().contiguous() for name, t in weights.items()}
     if lacking := model.state_dict().keys() - weights.keys():
-        raise UserError(f"save: the weights lack {', '.join(sorted(lacking)[:3])}: give the state_dict of the whole model")
+        raise UserError(
+            f"save: the weights lack {', '.join(sorted(lacking)[:3])}: give the state_dict of the whole model"
+        )
     if folder.exists():
         if not verify_checkpoint(folder):
             raise FileExistsError(f"{folder} exists")
@@ -145,9 +157,16 @@ def save_checkpoint(
     remove_leftovers(folder.parent)
     if optimizer is not None and not isinstance(optimizer, dict):
         optimizer = optimizer.state_dict()
-    state = {"threads": torch.get_num_threads(), "versions": {"torch": torch.__version__, "numpy": np.__version__}, **(state or {})}
+    state = {
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        **(state or {}),
+    }
     state.setdefault("rng", [rng_state()])
-    with _full_disk_is_a_user_error(folder, tensor_bytes([weights, optimizer]) + 100_000), atomic_path(folder) as tmp:
+    with (
+        _full_disk_is_a_user_error(folder, tensor_bytes([weights, optimizer]) + 100_000),
+        atomic_path(folder) as tmp,
+    ):
         tmp.mkdir()
         save_file(weights, tmp / "model.safetensors")
         (tmp / "model.json").write_text(json.dumps(asdict(model.config), indent=2))
@@ -155,7 +174,9 @@ def save_checkpoint(
         if optimizer is not None:
             torch.save(optimizer, tmp / "optimizer.pt")
         (tmp / "state.json").write_text(json.dumps(state, indent=2))
-        (tmp / "manifest.json").write_text(json.dumps({f.name: sha256_file(f) for f in sorted(tmp.iterdir())}, indent=2))
+        (tmp / "manifest.json").write_text(
+            json.dumps({f.name: sha256_file(f) for f in sorted(tmp.iterdir())}, indent=2)
+        )
     return folder
 
 # %% ../nbs/16_checkpoint.ipynb #verify
@@ -180,7 +201,10 @@ def checkpoints(
     run: Path,  # a run folder
 ) -> list[Path]:
     "The checkpoint folders of a run, oldest first."
-    return sorted((p for p in Path(run).glob("checkpoints/step_*") if re.fullmatch(r"step_\d+", p.name)), key=lambda p: int(p.name[5:]))
+    return sorted(
+        (p for p in Path(run).glob("checkpoints/step_*") if re.fullmatch(r"step_\d+", p.name)),
+        key=lambda p: int(p.name[5:]),
+    )
 
 
 def rank_by_loss(
@@ -209,7 +233,9 @@ def find_checkpoint(
     alone = any((path / name).exists() for name in ("manifest.json", "model.json"))
     candidates = [path] if alone else rank_by_loss(path) if best else checkpoints(path)[::-1]
     if not candidates:
-        raise UserError(f"{path} holds no checkpoint{' that knows its validation loss' if best else ''}: give a run folder that a training run has saved into")
+        raise UserError(
+            f"{path} holds no checkpoint{' that knows its validation loss' if best else ''}: give a run folder that a training run has saved into"
+        )
     problems = []
     for folder in candidates:
         if not (problem := verify_checkpoint(folder)):
@@ -247,10 +273,14 @@ def load_model(
     folder = find_checkpoint(folder, best)
     settings = json.loads((folder / "model.json").read_text())
     if unknown := settings.keys() - asdict(GPTConfig()).keys():
-        raise UserError(f"{folder / 'model.json'} has settings that this version does not know ({', '.join(sorted(unknown))}): use the one that wrote it")
+        raise UserError(
+            f"{folder / 'model.json'} has settings that this version does not know ({', '.join(sorted(unknown))}): use the one that wrote it"
+        )
     with torch.device("meta"):
         model = GPT(GPTConfig(**settings))
-    model.to_empty(device="cpu").init_weights(torch.Generator())  # one of its own: loading must not move the run's generator
+    model.to_empty(device="cpu").init_weights(
+        torch.Generator()
+    )  # one of its own: loading must not move the run's generator
     model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
     return model.to(device).eval(), Tokenizer.load(folder / "tokenizer.json"), folder
 
@@ -266,26 +296,40 @@ def load_training_state(
     folder, model = Path(folder), unwrap(model)
     saved = json.loads((folder / "model.json").read_text())
     if saved != (ours := json.loads(json.dumps(asdict(model.config)))):
-        differs = ", ".join(f"{k} = {saved.get(k)} there, {ours.get(k)} here" for k in ours | saved if saved.get(k) != ours.get(k))
+        differs = ", ".join(
+            f"{k} = {saved.get(k)} there, {ours.get(k)} here"
+            for k in ours | saved
+            if saved.get(k) != ours.get(k)
+        )
         raise UserError(f"resume: the model of {folder} is another one ({differs})")
     weights, own = load_file(folder / "model.safetensors"), model.state_dict()
-    if rounded := [f"{n} is {t.dtype} there, {own[n].dtype} here" for n, t in weights.items() if t.dtype != own[n].dtype]:
-        raise UserError(f"resume: the weights of {folder} have another dtype ({rounded[0]}), and a cast would not be the same run: use the dtype of that run")
+    if rounded := [
+        f"{n} is {t.dtype} there, {own[n].dtype} here" for n, t in weights.items() if t.dtype != own[n].dtype
+    ]:
+        raise UserError(
+            f"resume: the weights of {folder} have another dtype ({rounded[0]}), and a cast would not be the same run: use the dtype of that run"
+        )
     model.load_state_dict(weights)
     state = json.loads((folder / "state.json").read_text())
     try:
         saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise UserError(f"resume: {folder} has no optimizer.pt: it was saved to be used, not to be trained on") from None
+        raise UserError(
+            f"resume: {folder} has no optimizer.pt: it was saved to be used, not to be trained on"
+        ) from None
     except pickle.UnpicklingError as error:
-        raise UserError(f"resume: {folder / 'optimizer.pt'} holds more than tensors and numbers, and is not opened ({str(error).splitlines()[0]})") from None
+        raise UserError(
+            f"resume: {folder / 'optimizer.pt'} holds more than tensors and numbers, and is not opened ({str(error).splitlines()[0]})"
+        ) from None
     if optimizer is None:
         state["optimizer"] = saved
     else:
         try:
             optimizer.load_state_dict(saved)
         except (ValueError, KeyError) as error:
-            raise UserError(f"resume: the optimizer of {folder} does not fit ({error}): resume with the settings of that run") from None
+            raise UserError(
+                f"resume: the optimizer of {folder} does not fit ({error}): resume with the settings of that run"
+            ) from None
     if len(state["rng"]) == world_size:
         set_rng_state(state["rng"][rank])
     else:
@@ -298,6 +342,19 @@ def what_differs(
     world_size: int = 1,
 ) -> list[str]:
     "What keeps the resumed run from being the same bit for bit, a sentence each; empty if nothing is known."
-    now = {"threads": torch.get_num_threads(), "processes": world_size, "torch": torch.__version__, "numpy": np.__version__}
-    then = {"threads": state.get("threads"), "processes": len(state["rng"]), **{k: state.get("versions", {}).get(k) for k in ("torch", "numpy")}}
-    return [f"{k}: {then[k]} before, {now[k]} now; the run goes on, but its last digits will differ" for k in now if then[k] not in (None, now[k])]
+    now = {
+        "threads": torch.get_num_threads(),
+        "processes": world_size,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    then = {
+        "threads": state.get("threads"),
+        "processes": len(state["rng"]),
+        **{k: state.get("versions", {}).get(k) for k in ("torch", "numpy")},
+    }
+    return [
+        f"{k}: {then[k]} before, {now[k]} now; the run goes on, but its last digits will differ"
+        for k in now
+        if then[k] not in (None, now[k])
+    ]

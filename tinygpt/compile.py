@@ -33,7 +33,11 @@ class _Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if not func.is_view:
-            self.bytes += sum(t.numel() * t.element_size() for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor))
+            self.bytes += sum(
+                t.numel() * t.element_size()
+                for t in tree_leaves((args, kwargs, out))
+                if isinstance(t, torch.Tensor)
+            )
             self.ops.append(func.name().removeprefix("aten::"))
         return out
 
@@ -90,17 +94,21 @@ class Compilation:
 @contextmanager
 def watch_compiles() -> Iterator[list[Compilation]]:
     "`with watch_compiles() as seen:` after the block, `seen` lists what was compiled in it, recompilations with their reason."
-    import torch._dynamo
     from torch._dynamo.utils import get_compilation_metrics
 
-    before, seen = list(get_compilation_metrics()), []  # it keeps the newest 64: compare by identity, not by number
+    before, seen = (
+        list(get_compilation_metrics()),
+        [],
+    )  # it keeps the newest 64: compare by identity, not by number
     try:
         yield seen
     finally:
         for m in get_compilation_metrics():
             if not any(m is old for old in before):
                 reason = (m.recompile_reason or "").split("\n")[0]
-                reason = reason.split(": ", 1)[-1].split("#")[0].strip()  # without the number of the entry and the quoted source
+                reason = (
+                    reason.split(": ", 1)[-1].split("#")[0].strip()
+                )  # without the number of the entry and the quoted source
                 seen.append(Compilation(m.co_name, m.entire_frame_compile_time_s or 0.0, reason))
 
 # %% ../nbs/09_compile.ipynb #problem
@@ -121,7 +129,9 @@ def compile_problem(
     if device.type == "cuda":
         if not has_triton():
             return "it needs Triton (pip install triton) and a GPU from 2017 on"
-        if sys.platform != "win32" and not any(cc and shutil.which(cc) for cc in (os.environ.get("CC"), "gcc", "clang", "cc")):
+        if sys.platform != "win32" and not any(
+            cc and shutil.which(cc) for cc in (os.environ.get("CC"), "gcc", "clang", "cc")
+        ):
             return "Triton found no C compiler: install gcc, or name one in CC"
         return ""
     try:
@@ -165,8 +175,12 @@ class CompiledModel:
     ):
         import torch._functorch.config as settings
 
-        if hasattr(settings, "force_non_lazy_backward_lowering"):  # torch would hide a failure in the backward until backward() is called,
-            settings.force_non_lazy_backward_lowering = True  # where nobody could go on without; now it is met in __call__
+        if hasattr(
+            settings, "force_non_lazy_backward_lowering"
+        ):  # torch would hide a failure in the backward until backward() is called,
+            settings.force_non_lazy_backward_lowering = (
+                True  # where nobody could go on without; now it is met in __call__
+            )
         self.model, self.say = model, say
         self.compiled = torch.compile(model, **options)
 
@@ -183,13 +197,19 @@ class CompiledModel:
             return self.model(*args, **kwargs)
 
 # %% ../nbs/09_compile.ipynb #compile-model
-COMPILE_FROM = {"cpu": 1.5e13, "cuda": 2e16}  # FLOPs of a run from which on "auto" compiles; never on devices that are not named
+COMPILE_FROM = {
+    "cpu": 1.5e13,
+    "cuda": 2e16,
+}  # FLOPs of a run from which on "auto" compiles; never on devices that are not named
 
 
 def compile_model(
     model: nn.Module,  # stays as it is: evaluate, sample from and save this one
-    mode: Literal["auto", "on", "off", "reduce-overhead", "max-autotune"] = "auto",  # the last two are torch's
-    tokens: int | None = None,  # of the whole run, also after a resume; "auto" compiles where that is enough work to pay. None: it is
+    mode: Literal[
+        "auto", "on", "off", "reduce-overhead", "max-autotune"
+    ] = "auto",  # the last two are torch's
+    tokens: int
+    | None = None,  # of the whole run, also after a resume; "auto" compiles where that is enough work to pay. None: it is
     say: Callable[[str], object] = print,  # is told if compiling fails later
     backend: str = "inductor",
 ) -> tuple[Callable, str]:
@@ -202,9 +222,17 @@ def compile_model(
     if mode == "auto":
         least, n_params = COMPILE_FROM.get(device.type), sum(p.numel() for p in model.parameters())
         if least is None or tokens is not None and 6 * n_params * tokens < least:
-            return model, f"not compiled: on {device.type} that would not pay in a run of this size (--compile on does it all the same)"
-        if device.type == "cpu" and any(getattr(getattr(m, "config", None), "dropout", 0) for m in model.modules()):
-            return model, "not compiled: with dropout a CPU gains nothing by it (--compile on does it all the same)"
+            return (
+                model,
+                f"not compiled: on {device.type} that would not pay in a run of this size (--compile on does it all the same)",
+            )
+        if device.type == "cpu" and any(
+            getattr(getattr(m, "config", None), "dropout", 0) for m in model.modules()
+        ):
+            return (
+                model,
+                "not compiled: with dropout a CPU gains nothing by it (--compile on does it all the same)",
+            )
     problem = compile_problem(device) if backend == "inductor" else ""
     if problem:
         return model, f"not compiled: {problem}"

@@ -23,7 +23,9 @@ class FloatFormat:
     name: str
     exponent_bits: int  # 2 to 11
     mantissa_bits: int  # stored bits, 1 to 52; the leading 1 of a normal number is not stored
-    special: Literal["ieee", "nan", "none"] = "ieee"  # top exponent: inf and NaN; numbers and one NaN; numbers only
+    special: Literal["ieee", "nan", "none"] = (
+        "ieee"  # top exponent: inf and NaN; numbers and one NaN; numbers only
+    )
     dtype: torch.dtype | None = None  # torch's own, if it has one
 
     def __post_init__(self):
@@ -33,7 +35,9 @@ class FloatFormat:
         if self.special not in ("ieee", "nan", "none"):
             raise UserError(f"{self.name}: special = {self.special!r} must be 'ieee', 'nan' or 'none'")
         if self.exponent_bits == 11 and self.special != "ieee":
-            raise UserError(f"{self.name}: with 11 exponent bits special must be 'ieee', not {self.special!r}: float64 could not hold the numbers")
+            raise UserError(
+                f"{self.name}: with 11 exponent bits special must be 'ieee', not {self.special!r}: float64 could not hold the numbers"
+            )
 
     @property
     def bits(self) -> int:
@@ -109,14 +113,24 @@ def decode(
     "The values that bit patterns stand for."
     codes = _off_mps(torch.as_tensor(codes))
     if codes.is_floating_point() or codes.is_complex():
-        raise UserError(f"codes are integers, not {codes.dtype}: `encode` turns numbers into codes, `view` shows a tensor's own")
+        raise UserError(
+            f"codes are integers, not {codes.dtype}: `encode` turns numbers into codes, `view` shows a tensor's own"
+        )
     codes = codes.to(torch.int64)
-    if fmt.bits < 64 and codes.numel() and not -(2 ** (fmt.bits - 1)) <= codes.min() <= codes.max() < 2**fmt.bits:
-        raise UserError(f"codes from {codes.min()} to {codes.max()} do not fit the {fmt.bits} bits of {fmt.name}")
+    if (
+        fmt.bits < 64
+        and codes.numel()
+        and not -(2 ** (fmt.bits - 1)) <= codes.min() <= codes.max() < 2**fmt.bits
+    ):
+        raise UserError(
+            f"codes from {codes.min()} to {codes.max()} do not fit the {fmt.bits} bits of {fmt.name}"
+        )
     behind_sign = codes & (2 ** (fmt.bits - 1) - 1)
     exponent = behind_sign >> fmt.mantissa_bits
     mantissa = behind_sign & (2**fmt.mantissa_bits - 1)
-    significand = (exponent > 0) + mantissa.double() * fmt.eps  # the leading 1 is not stored; exponent 0 has none
+    significand = (
+        exponent > 0
+    ) + mantissa.double() * fmt.eps  # the leading 1 is not stored; exponent 0 has none
     value = significand * _power_of_two(exponent.clamp(1, fmt.max_code >> fmt.mantissa_bits) - fmt.bias)
     value[behind_sign > fmt.max_code] = math.nan
     if fmt.special == "ieee":
@@ -132,7 +146,9 @@ def _exact(
     if x.is_complex() or x.dtype == torch.bool:
         raise UserError(f"a tensor of {x.dtype} has no float format: pass real numbers")
     if not x.is_floating_point() and (x.double().abs() >= 2.0**53).any():
-        raise UserError(f"x holds integers of 2**53 and more, which float64 rounds: convert them to floats yourself (dtype {x.dtype})")
+        raise UserError(
+            f"x holds integers of 2**53 and more, which float64 rounds: convert them to floats yourself (dtype {x.dtype})"
+        )
     return x.double()
 
 # %% ../nbs/01_floats.ipynb #ulp
@@ -158,7 +174,9 @@ def round_to(
     x: torch.Tensor | float,  # any real numbers
     fmt: FloatFormat,
     saturate: bool = False,  # too large becomes ±max (infinity too), instead of infinity, or NaN where there is none
-) -> torch.Tensor:  # float32 for tensors of float32 and shorter if that can hold `fmt`, else float64; no gradient
+) -> (
+    torch.Tensor
+):  # float32 for tensors of float32 and shorter if that can hold `fmt`, else float64; no gradient
     "The numbers of `fmt` nearest to `x`; halfway cases go to the one whose last mantissa bit is 0."
     wide = _exact(x)
     spacing = _power_of_two(_exponent(wide, fmt)) * fmt.eps
@@ -193,8 +211,12 @@ def encode(
     "The bit patterns of the numbers of `fmt` nearest to `x`. NaN becomes the quiet NaN with sign 0."
     value = round_to(_exact(x), fmt, saturate)
     exponent = _exponent(value, fmt)
-    steps = (value.abs() / (_power_of_two(exponent) * fmt.eps)).nan_to_num(0, 0).long()  # the mantissa, with its leading 1 if normal
-    code = steps + ((exponent - fmt.min_exponent) << fmt.mantissa_bits)  # the leading 1 carries into the exponent: no case for subnormals
+    steps = (
+        (value.abs() / (_power_of_two(exponent) * fmt.eps)).nan_to_num(0, 0).long()
+    )  # the mantissa, with its leading 1 if normal
+    code = steps + (
+        (exponent - fmt.min_exponent) << fmt.mantissa_bits
+    )  # the leading 1 carries into the exponent: no case for subnormals
     code[value.isinf()] = fmt.max_code + 1
     code |= value.signbit().long() << (fmt.bits - 1)
     code[value.isnan()] = fmt.max_code + 1 + (2 ** (fmt.mantissa_bits - 1) if fmt.special == "ieee" else 0)
@@ -215,13 +237,30 @@ def format_table(
     formats: tuple[FloatFormat, ...] = FORMATS,  # one row each
 ) -> str:
     "The formats side by side, as text: bits, largest and smallest numbers, spacing at 1, decimal digits."
-    rows = [("format", "bits", "exponent", "mantissa", "largest", "smallest normal", "smallest", "gap at 1", "digits")]
+    rows = [
+        (
+            "format",
+            "bits",
+            "exponent",
+            "mantissa",
+            "largest",
+            "smallest normal",
+            "smallest",
+            "gap at 1",
+            "digits",
+        )
+    ]
     for f in formats:
         digits = (f.mantissa_bits + 1) * math.log10(2)
         numbers = [f"{v:.3g}" for v in (f.max, f.smallest_normal, f.smallest_subnormal, f.eps)]
-        rows.append((f.name, str(f.bits), str(f.exponent_bits), str(f.mantissa_bits), *numbers, f"{digits:.1f}"))
+        rows.append(
+            (f.name, str(f.bits), str(f.exponent_bits), str(f.mantissa_bits), *numbers, f"{digits:.1f}")
+        )
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))) for row in rows)
+    return "\n".join(
+        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        for row in rows
+    )
 
 # %% ../nbs/01_floats.ipynb #stochastic
 def stochastic_round_to(

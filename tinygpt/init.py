@@ -41,7 +41,11 @@ def _draw(p: torch.Tensor, std: float, uniform: bool, generator: torch.Generator
         return
     noise = torch.empty(p.shape, device=generator.device if generator else p.device)  # float32, whatever p is
     bound = std * 3**0.5
-    noise = noise.uniform_(-bound, bound, generator=generator) if uniform else noise.normal_(0, std, generator=generator)
+    noise = (
+        noise.uniform_(-bound, bound, generator=generator)
+        if uniform
+        else noise.normal_(0, std, generator=generator)
+    )
     p.copy_(noise)
 
 # %% ../nbs/05_init.ipynb #init-weights
@@ -69,19 +73,31 @@ def init_weights(
             if module.bias is not None:
                 _draw(module.bias, deviation if scheme == "torch" else 0.0, True, generator)
         elif isinstance(module, nn.Embedding):
-            _draw(module.weight, weight_std("embedding", module.num_embeddings, n_layer, scheme, std), False, generator)
+            _draw(
+                module.weight,
+                weight_std("embedding", module.num_embeddings, n_layer, scheme, std),
+                False,
+                generator,
+            )
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             for p_name, p in module.named_parameters(recurse=False):
                 p.fill_(1.0 if p_name == "weight" else 0.0)
         elif next(module.parameters(recurse=False), None) is not None:
-            raise TypeError(f"init_weights does not know how to set {name or 'the model'} ({type(module).__name__}): its weights would stay as they are")
+            raise TypeError(
+                f"init_weights does not know how to set {name or 'the model'} ({type(module).__name__}): its weights would stay as they are"
+            )
     return model
 
 # %% ../nbs/05_init.ipynb #summary
 def _summary(x: torch.Tensor) -> dict[str, float]:
     "Mean, standard deviation, root mean square and largest magnitude of all entries, computed in float32 or better."
     x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-    return {"mean": x.mean().item(), "std": x.std(unbiased=False).item(), "rms": x.square().mean().sqrt().item(), "absmax": x.abs().max().item()}
+    return {
+        "mean": x.mean().item(),
+        "std": x.std(unbiased=False).item(),
+        "rms": x.square().mean().sqrt().item(),
+        "absmax": x.abs().max().item(),
+    }
 
 # %% ../nbs/05_init.ipynb #stats
 class ActivationStats:
@@ -97,7 +113,9 @@ class ActivationStats:
     ):
         modules = dict(model.named_modules())
         if missing := [n for n in names if n not in modules]:
-            raise UserError(f"the model has no module named {', '.join(missing)}: take names from model.named_modules()")
+            raise UserError(
+                f"the model has no module named {', '.join(missing)}: take names from model.named_modules()"
+            )
         self.modules = {n: modules[n] for n in names}
         self.act = {n: [] for n in names}
         self.grad = {n: [] for n in names}

@@ -17,7 +17,11 @@ from .adamw import make_adamw
 from .support import UserError
 
 # %% ../nbs/14_muon.ipynb #newton-schulz
-QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: steep at 0, then between 0.68 and 1.21, never quite 1
+QUINTIC = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # Jordan et al. 2024: steep at 0, then between 0.68 and 1.21, never quite 1
 
 
 def newton_schulz_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
@@ -40,7 +44,9 @@ def newton_schulz(
     X = G.reshape(-1, *G.shape[-2:]).to(dtype or newton_schulz_dtype(G.device, G.dtype))
     if tall := G.shape[-2] > G.shape[-1]:
         X = X.mT  # X X^T is then the smaller of the two Gram matrices
-    X = X / X.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # no singular value is above the Frobenius norm: all are in [0, 1] now
+    X = X / X.norm(dim=(-2, -1), keepdim=True).clamp(
+        min=eps
+    )  # no singular value is above the Frobenius norm: all are in [0, 1] now
     for step in range(steps):
         a, b, c = schedule[min(step, len(schedule) - 1)]
         A = X @ X.mT
@@ -76,9 +82,13 @@ def _best_quintic(low: float, high: float) -> tuple[float, float, float]:
     for _ in range(50):
         x = torch.tensor([low, *inner.tolist(), high], dtype=torch.float64)
         signs = torch.tensor([1.0, -1, 1, -1], dtype=torch.float64)
-        a, b, c, _error = torch.linalg.solve(torch.stack([x, x**3, x**5, signs], 1), torch.ones_like(x)).tolist()
+        a, b, c, _error = torch.linalg.solve(
+            torch.stack([x, x**3, x**5, signs], 1), torch.ones_like(x)
+        ).tolist()
         root = (9 * b * b - 20 * a * c) ** 0.5
-        inner = torch.tensor([(-3 * b - root) / (10 * c), (-3 * b + root) / (10 * c)], dtype=torch.float64).sqrt()  # where its slope is 0
+        inner = torch.tensor(
+            [(-3 * b - root) / (10 * c), (-3 * b + root) / (10 * c)], dtype=torch.float64
+        ).sqrt()  # where its slope is 0
     return a, b, c
 
 # %% ../nbs/14_muon.ipynb #rule
@@ -101,7 +111,9 @@ def update_scale(
 
 @torch.no_grad()
 def muon_update(
-    params: list[torch.Tensor],  # matrices of ONE shape (rows, cols), orthogonalised in one stack; changed in place
+    params: list[
+        torch.Tensor
+    ],  # matrices of ONE shape (rows, cols), orthogonalised in one stack; changed in place
     grads: list[torch.Tensor],  # theirs; not changed
     bufs: list[torch.Tensor],  # their momentum, running means of the gradients; changed in place
     lr: float,
@@ -145,11 +157,15 @@ class Muon(torch.optim.Optimizer):
             )
         update_scale(1, 1, scale)
         self.dtype = dtype  # not in the groups: it belongs to the machine, not to the saved state
-        defaults = dict(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, scale=scale, steps=steps)
+        defaults = dict(
+            lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, scale=scale, steps=steps
+        )
         super().__init__(params, defaults | dict(coefficients=coefficients, split=None))
         for p in (p for group in self.param_groups for p in group["params"]):
             if p.dim() != 2:
-                raise UserError(f"Muon: a parameter of shape {tuple(p.shape)} is not a matrix: give it to AdamW")
+                raise UserError(
+                    f"Muon: a parameter of shape {tuple(p.shape)} is not a matrix: give it to AdamW"
+                )
 
     def __getstate__(self):  # of copy and pickle
         return super().__getstate__() | {"dtype": self.dtype}
@@ -170,7 +186,9 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
                 rows = group["split"] or [len(p)]
-                views = (t.split(rows) for t in (p, p.grad, state["momentum_buffer"]))  # a change in a view is one in the whole
+                views = (
+                    t.split(rows) for t in (p, p.grad, state["momentum_buffer"])
+                )  # a change in a view is one in the whole
                 for part in zip(*views):
                     stacks.setdefault((part[0].shape, p.device, p.dtype), []).append(part)
             for stack in stacks.values():
@@ -216,7 +234,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share()
         # a checkpoint brings groups of its own: which implementation of AdamW runs is this machine's choice, not the file's
         flags = [{k: g[k] for k in ("fused", "foreach") if k in g} for g in self.param_groups]
-        keep = lambda _, state: state | {"param_groups": [g | f for g, f in zip(state["param_groups"], flags)]}
+        keep = lambda _, state: (
+            state | {"param_groups": [g | f for g, f in zip(state["param_groups"], flags)]}
+        )
         self.register_load_state_dict_pre_hook(keep)
 
     def _share(self):
@@ -235,7 +255,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group):
         "Only while it is made: a later group would belong to none of the optimizers."
         if hasattr(self, "optimizers"):
-            raise UserError("CombinedOptimizer: add the group to one of the optimizers before they are combined")
+            raise UserError(
+                "CombinedOptimizer: add the group to one of the optimizers before they are combined"
+            )
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -267,15 +289,22 @@ def make_muon(
     "(optimizer, one line that says what runs). Each group remembers its first rate as `initial_lr`, for a schedule to multiply."
     muon, adamw = muon_groups(model, adamw_weight_decay, split_qkv)
     if not (muon and adamw):
-        raise UserError("Muon is for a model that trains matrices in its blocks and something beside them: use AdamW where parts are frozen")
+        raise UserError(
+            "Muon is for a model that trains matrices in its blocks and something beside them: use AdamW where parts are frozen"
+        )
     rest, name = make_adamw(adamw, adamw_lr, betas, eps, implementation)
-    optimizer = CombinedOptimizer(Muon(muon, lr, momentum, weight_decay=weight_decay, scale=scale, dtype=dtype), rest)
+    optimizer = CombinedOptimizer(
+        Muon(muon, lr, momentum, weight_decay=weight_decay, scale=scale, dtype=dtype), rest
+    )
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     p = muon[0]["params"][0]
     dtype = str(dtype or newton_schulz_dtype(p.device, p.dtype)).removeprefix("torch.")
     count = lambda groups: sum(len(g["params"]) for g in groups)
-    return optimizer, f"Muon ({dtype} Newton-Schulz) for {count(muon)} matrices, AdamW ({name}) for the other {count(adamw)} tensors"
+    return (
+        optimizer,
+        f"Muon ({dtype} Newton-Schulz) for {count(muon)} matrices, AdamW ({name}) for the other {count(adamw)} tensors",
+    )
 
 # %% ../nbs/14_muon.ipynb #owners
 def matrix_owners(
@@ -287,7 +316,9 @@ def matrix_owners(
     No padding, whatever the count: a rank may own nothing. No rank holds more than the mean plus the largest matrix.
     """
     load, owner = [0] * world_size, [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):  # a stable order, so every rank comes to the same answer
+    for i in sorted(
+        range(len(sizes)), key=lambda i: -sizes[i]
+    ):  # a stable order, so every rank comes to the same answer
         owner[i] = min(range(world_size), key=load.__getitem__)
         load[owner[i]] += sizes[i]
     return owner

@@ -21,7 +21,7 @@ from .support import UserError
 def choose_device(
     device: str = "auto",  # "auto", "cpu", "cuda", "cuda:1", "mps"
 ) -> tuple[torch.device, str]:
-    "(device, reason). \"auto\" takes CUDA, then MPS, then the CPU. UserError if the one asked for is not there."
+    '(device, reason). "auto" takes CUDA, then MPS, then the CPU. UserError if the one asked for is not there.'
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda"), f"found {torch.cuda.get_device_name()}"
@@ -35,7 +35,9 @@ def choose_device(
     if chosen is None or chosen.type not in ("cpu", "cuda", "mps"):
         raise UserError(f"device = {device} is not known: use auto, cpu, cuda, cuda:1 or mps")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device = {device}, but torch sees {torch.cuda.device_count()} CUDA GPUs: use auto, or install a CUDA build of torch")
+        raise UserError(
+            f"device = {device}, but torch sees {torch.cuda.device_count()} CUDA GPUs: use auto, or install a CUDA build of torch"
+        )
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"device = {device}, but this machine has no MPS: use --device auto")
     return chosen, "asked for"
@@ -47,7 +49,10 @@ def auto_dtype(
 ) -> tuple[torch.dtype, str]:
     "(format of the matrix products, why)."
     if kind == "cuda" and bf16:
-        return torch.bfloat16, "this GPU multiplies bfloat16, which has float32's range: no loss scaler needed"
+        return (
+            torch.bfloat16,
+            "this GPU multiplies bfloat16, which has float32's range: no loss scaler needed",
+        )
     if kind == "cuda":
         return torch.float16, "this GPU has no bfloat16; float16's small gradients need a loss scaler"
     if kind == "mps":
@@ -99,13 +104,27 @@ def choose_policy(
         raise UserError(f"dtype = {dtype} is not known: use auto, float32, bfloat16 or float16")
     on_cuda = chosen.type == "cuda"
     # by default torch counts emulated bfloat16 as support
-    bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if on_cuda else cpu_has_bf16() if chosen.type == "cpu" else True
+    bf16 = (
+        torch.cuda.is_bf16_supported(including_emulation=False)
+        if on_cuda
+        else cpu_has_bf16()
+        if chosen.type == "cpu"
+        else True
+    )
     measured = chosen.type != "cpu" or platform.machine().lower() in ("x86_64", "amd64")
-    pick, why = auto_dtype(chosen.type, bf16 and measured) if dtype == "auto" else (getattr(torch, dtype), "dtype asked for")
+    pick, why = (
+        auto_dtype(chosen.type, bf16 and measured)
+        if dtype == "auto"
+        else (getattr(torch, dtype), "dtype asked for")
+    )
     if pick == torch.float16 and not on_cuda:
-        raise UserError(f"dtype = float16 is for CUDA GPUs, on {chosen.type} it would be slower than float32: use float32 or bfloat16")
+        raise UserError(
+            f"dtype = float16 is for CUDA GPUs, on {chosen.type} it would be slower than float32: use float32 or bfloat16"
+        )
     if pick == torch.bfloat16 and on_cuda and not bf16:
-        raise UserError("dtype = bfloat16, but this GPU has no bfloat16 (it came with Ampere, 2020): use auto or float16")
+        raise UserError(
+            "dtype = bfloat16, but this GPU has no bfloat16 (it came with Ampere, 2020): use auto or float16"
+        )
     if pick == torch.bfloat16 and not bf16:
         why += "; WARNING: this CPU has no bfloat16 products, expect steps to take tens to hundreds of times as long as in float32"
     tf32 = on_cuda and dtype != "float32"  # who asks for float32 by name wants all its bits
@@ -122,8 +141,12 @@ def unscale_gradients(
     "Divide gradients by the scale and say whether they overflowed, without waiting for a GPU."
     found_inf = torch.zeros((), device=scale.device)
     if grads:
-        largest = torch.stack([n.to(scale.device, torch.float32) for n in torch._foreach_norm(grads, math.inf)])
-        found_inf += ~largest.isfinite().all()  # the largest of a tensor is inf or nan if any of its numbers is
+        largest = torch.stack(
+            [n.to(scale.device, torch.float32) for n in torch._foreach_norm(grads, math.inf)]
+        )
+        found_inf += (
+            ~largest.isfinite().all()
+        )  # the largest of a tensor is inf or nan if any of its numbers is
         torch._foreach_mul_(grads, scale.double().reciprocal().float())  # a few kernels for all tensors
     return found_inf
 
@@ -157,13 +180,25 @@ class LossScaler:
         backoff_factor: float = 0.5,  # after a step with inf or nan
         growth_interval: int = 2000,
         enabled: bool = True,  # False: every call does nothing, and `step` steps
-        reduce: Callable[[torch.Tensor], object] | None = None,  # makes a 0-d tensor its maximum over all processes, in place
+        reduce: Callable[[torch.Tensor], object]
+        | None = None,  # makes a 0-d tensor its maximum over all processes, in place
     ):
-        if not (growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1 and 0 < init_scale < math.inf):
+        if not (
+            growth_factor > 1
+            and 0 < backoff_factor < 1
+            and growth_interval >= 1
+            and 0 < init_scale < math.inf
+        ):
             values = f"growth_factor = {growth_factor}, backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, init_scale = {init_scale}"
-            raise UserError(f"a loss scaler cannot work with {values}: growth above 1, backoff between 0 and 1, interval from 1 on, scale above 0")
+            raise UserError(
+                f"a loss scaler cannot work with {values}: growth above 1, backoff between 0 and 1, interval from 1 on, scale above 0"
+            )
         self.enabled, self.reduce = enabled, reduce
-        self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
+        self.growth_factor, self.backoff_factor, self.growth_interval = (
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+        )
         self._scale = torch.tensor(float(init_scale), dtype=torch.float32, device=device)
         self._good_steps = torch.tensor(0, dtype=torch.int32, device=device)
         self._found_inf: dict[int, torch.Tensor] = {}  # of each optimizer unscaled since the last update
@@ -178,13 +213,22 @@ class LossScaler:
         if not self.enabled:
             return
         if id(optimizer) in self._found_inf:
-            raise RuntimeError("unscale_ was called already since the last update: the gradients would be divided twice")
+            raise RuntimeError(
+                "unscale_ was called already since the last update: the gradients would be divided twice"
+            )
         if hasattr(optimizer, "gradient_shards"):  # a rank keeps its part of the gradients only (chapter 15)
             grads = optimizer.gradient_shards()
         else:
-            grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None and p.grad.numel()]
+            grads = [
+                p.grad
+                for group in optimizer.param_groups
+                for p in group["params"]
+                if p.grad is not None and p.grad.numel()
+            ]
         if any(g.dtype == torch.float16 for g in grads):
-            raise RuntimeError("gradients in float16 cannot be unscaled, they would underflow again: keep the weights in float32")
+            raise RuntimeError(
+                "gradients in float16 cannot be unscaled, they would underflow again: keep the weights in float32"
+            )
         found_inf = unscale_gradients(grads, self._scale)
         if self.reduce is not None:  # also without gradients: the other processes wait for this one
             self.reduce(found_inf)
@@ -195,14 +239,23 @@ class LossScaler:
         if not self.enabled:
             return optimizer.step()
         if id(optimizer) in self._stepped:
-            raise RuntimeError("step was called already since the last update: call update at the end of each step")
+            raise RuntimeError(
+                "step was called already since the last update: call update at the end of each step"
+            )
         if id(optimizer) not in self._found_inf:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
-        found_inf = torch.stack(list(self._found_inf.values())).amax()  # a model with several optimizers steps as a whole or not at all
+        found_inf = torch.stack(
+            list(self._found_inf.values())
+        ).amax()  # a model with several optimizers steps as a whole or not at all
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            return None if found_inf.item() else optimizer.step()  # the one place where the host waits for a GPU
-        optimizer.grad_scale, optimizer.found_inf = None, found_inf  # torch's fused optimizers look at it on the device: nobody waits
+            return (
+                None if found_inf.item() else optimizer.step()
+            )  # the one place where the host waits for a GPU
+        optimizer.grad_scale, optimizer.found_inf = (
+            None,
+            found_inf,
+        )  # torch's fused optimizers look at it on the device: nobody waits
         try:
             return optimizer.step()
         finally:
@@ -239,7 +292,9 @@ class LossScaler:
         if not self.enabled:
             return
         if not state:
-            raise UserError("resume: the checkpoint has no loss scaler's state, as its run computed in another dtype: resume with that dtype")
+            raise UserError(
+                "resume: the checkpoint has no loss scaler's state, as its run computed in another dtype: resume with that dtype"
+            )
         self._scale = torch.full_like(self._scale, state["scale"])
         self._good_steps = torch.full_like(self._good_steps, state["_growth_tracker"])
         for name in ("growth_factor", "backoff_factor", "growth_interval"):

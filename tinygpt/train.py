@@ -24,22 +24,37 @@ import torch
 
 from .accumulate import accumulate_gradients
 from .accumulate_memory import checkpoint_blocks
-from .checkpoint import find_checkpoint, load_training_state, prune, rng_states, save_checkpoint, verify_checkpoint, what_differs
+from tinygpt.checkpoint import (
+    find_checkpoint,
+    load_training_state,
+    prune,
+    rng_states,
+    save_checkpoint,
+    verify_checkpoint,
+    what_differs,
+)
 from .compile import compile_model
-from .config import TrainConfig
-from .data import TokenData
-from .data_stream import make_loader
-from .ddp_launch import close_world, init_world
-from .ddp_watchdog import Watchdog
-from .evaluate import Score, evaluate
-from .generate import stream_text
-from .measure import StepMeter, describe, flops_per_token, machine_peak
+from .data.open import make_loader, open_run_data
+from .data.tokens import TokenData
+from .ddp.watchdog import Watchdog
+from .ddp.world import close_world, init_world
+from .evaluate.score import Score, evaluate
+from .generate.sample import stream_text
+from .measure.speed import StepMeter, describe, flops_per_token, machine_peak
 from .model import GPT
-from .parallel import any_rank, choose_parallel, on_all, on_first
 from .precision import LossScaler, choose_policy
-from .presets import parse_arguments
-from .report import RunLog, metric_sinks, plot_losses, read_metrics, write_report
-from .run_setup import check_folder, check_vocabulary, compare_with_compressors, initial_model, last_words, open_data, score_splits
+from .run.command import parse_arguments
+from .run.config import TrainConfig
+from .run.parallel import any_rank, choose_parallel, on_all, on_first
+from .run.report import RunLog, metric_sinks, plot_losses, read_metrics, write_report
+from tinygpt.run.setup import (
+    check_folder,
+    check_vocabulary,
+    compare_with_compressors,
+    initial_model,
+    last_words,
+    score_splits,
+)
 from .schedule import make_schedule
 from .support import UserError, atomic_path
 
@@ -92,10 +107,14 @@ def train(
     on_first(world, lambda: check_folder(folder, resume, overwrite or eval_only))
     if config.system.threads:
         torch.set_num_threads(config.system.threads)
-    policy = choose_policy(str(world.device) if world.world_size > 1 else config.system.device, config.system.dtype)
+    policy = choose_policy(
+        str(world.device) if world.world_size > 1 else config.system.device, config.system.dtype
+    )
     model = on_all(world, lambda: None if resume else initial_model(config))
-    data = on_all(world, lambda: open_data(config, progress == "bar") if world.local_rank == 0 else None)  # it fills its machine's cache
-    data = on_all(world, lambda: open_data(config) if data is None else data)
+    data = on_all(
+        world, lambda: open_run_data(config, progress == "bar") if world.local_rank == 0 else None
+    )  # it fills its machine's cache
+    data = on_all(world, lambda: open_run_data(config) if data is None else data)
     check_vocabulary(config, model, data)
     T = config.model.block_size
 
@@ -106,11 +125,26 @@ def train(
     if world.rank:  # dropout differs between the rows of a batch, so it has to between the ranks
         torch.manual_seed(config.run.seed + world.rank)
     checkpoint = on_first(world, lambda: find_checkpoint(folder)) if resume else None
-    state = on_all(world, lambda: load_training_state(checkpoint, model, rank=world.rank, world_size=world.world_size)) if resume else {}
+    state = (
+        on_all(
+            world,
+            lambda: load_training_state(checkpoint, model, rank=world.rank, world_size=world.world_size),
+        )
+        if resume
+        else {}
+    )
     token_bytes = data.tokenizer.token_bytes()
-    judge = partial(evaluate, token_bytes=token_bytes, autocast=policy.autocast, rank=world.rank, world_size=world.world_size)
+    judge = partial(
+        evaluate,
+        token_bytes=token_bytes,
+        autocast=policy.autocast,
+        rank=world.rank,
+        world_size=world.world_size,
+    )
     if eval_only:
-        val = score_splits(model, data, judge, e.final_eval_tokens, print if world.is_main else lambda line: None)
+        val = score_splits(
+            model, data, judge, e.final_eval_tokens, print if world.is_main else lambda line: None
+        )
         return TrainResult(folder, model, data, state.get("step", 0), False, val, [], 0.0)
 
     Parallel, parallel_line = choose_parallel(config.system.parallel, world)
@@ -122,8 +156,13 @@ def train(
     top_rates = [group["lr"] for group in optimizer.param_groups]
     schedule = make_schedule(o.schedule, o.max_steps, o.warmup_steps, o.final_lr, o.cooldown)
     place = dict(rank=world.rank, world_size=world.world_size, device=policy.device)
-    loader = on_all(world, lambda: make_loader(d.loader, data, d.batch_size, T, config.run.seed, packing=d.packing, **place))
-    scaler = LossScaler(policy.device, enabled=policy.scaler, reduce=parallel.max_ if world.world_size > 1 else None)
+    loader = on_all(
+        world,
+        lambda: make_loader(d.loader, data, d.batch_size, T, config.run.seed, packing=d.packing, **place),
+    )
+    scaler = LossScaler(
+        policy.device, enabled=policy.scaler, reduce=parallel.max_ if world.world_size > 1 else None
+    )
     step = state.get("step", 0)  # steps made
     if resume:
         on_all(world, lambda: parallel.load_optimizer_state(state["optimizer"]))
@@ -137,15 +176,33 @@ def train(
 
     from tqdm import tqdm
 
-    bar = tqdm(total=o.max_steps, initial=step, desc=config.run.name, unit="step", disable=progress != "bar", smoothing=0.1, dynamic_ncols=True)
+    bar = tqdm(
+        total=o.max_steps,
+        initial=step,
+        desc=config.run.name,
+        unit="step",
+        disable=progress != "bar",
+        smoothing=0.1,
+        dynamic_ncols=True,
+    )
     show = {"bar": bar.write, "lines": print}.get(progress, lambda text: None)
-    sinks = metric_sinks(folder, config.run.tensorboard, config.run.wandb, asdict(config)) if world.is_main else []
+    sinks = (
+        metric_sinks(folder, config.run.tensorboard, config.run.wandb, asdict(config))
+        if world.is_main
+        else []
+    )
     log = RunLog(folder if world.is_main else None, from_step=step, show=show, sinks=sinks)
     step_tokens = d.batch_size * T
-    compiled, compile_line = compile_model(parallel.module, config.system.compile, o.max_steps * step_tokens, log.say)
+    compiled, compile_line = compile_model(
+        parallel.module, config.system.compile, o.max_steps * step_tokens, log.say
+    )
     meter = StepMeter(flops_per_token(config.model), peak * world.world_size, policy.device)
-    log.say(f"device {policy}; {torch.get_num_threads()} CPU threads; {peak_line}; {compile_line}; {parallel_line}")
-    log.say(f"model {num_params / 1e6:.1f} M parameters; {optimizer_line}; {o.max_steps} steps of {step_tokens} tokens")
+    log.say(
+        f"device {policy}; {torch.get_num_threads()} CPU threads; {peak_line}; {compile_line}; {parallel_line}"
+    )
+    log.say(
+        f"model {num_params / 1e6:.1f} M parameters; {optimizer_line}; {o.max_steps} steps of {step_tokens} tokens"
+    )
     size = f"{data.meta['splits']['train']['bytes'] / 1e6:,.1f} MB to train on, {data.meta['splits']['val']['bytes'] / 1e6:,.1f} MB held out"
     log.say(f"data {data.meta['source']}: {size}")
     if resume:
@@ -156,8 +213,12 @@ def train(
 
     def validate(max_tokens: int) -> Score:
         score = judge(model, data.val, max_tokens=max_tokens)
-        log.say(f"step {step}: validation loss {score.loss:.4f}, {score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens")
-        log.write(step=step, val_loss=score.loss, val_bits_per_byte=score.bits_per_byte, val_tokens=score.tokens)
+        log.say(
+            f"step {step}: validation loss {score.loss:.4f}, {score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
+        )
+        log.write(
+            step=step, val_loss=score.loss, val_bits_per_byte=score.bits_per_byte, val_tokens=score.tokens
+        )
         return score
 
     def sample() -> str:
@@ -167,19 +228,44 @@ def train(
         return e.prompt + text
 
     def save(val_loss: float | None):
-        state = dict(step=step, loader=loader.state_dict(), scaler=scaler.state_dict(), threads=torch.get_num_threads(), rng=rng_states(), val_loss=val_loss)
-        weights, optimizer_state = parallel.weights(), parallel.optimizer_state()  # all ranks bring together what is spread
+        state = dict(
+            step=step,
+            loader=loader.state_dict(),
+            scaler=scaler.state_dict(),
+            threads=torch.get_num_threads(),
+            rng=rng_states(),
+            val_loss=val_loss,
+        )
+        weights, optimizer_state = (
+            parallel.weights(),
+            parallel.optimizer_state(),
+        )  # all ranks bring together what is spread
         path = folder / "checkpoints" / f"step_{step:06d}"
         if world.is_main and verify_checkpoint(path):  # not there, or damaged
             save_checkpoint(path, model, data.tokenizer, optimizer_state, state, weights)
             prune(folder, e.keep)  # and the best one stays
 
     def result(finished: bool, val: Score) -> TrainResult:
-        return TrainResult(folder, model, data, step, finished, val, losses, sorted(speeds)[len(speeds) // 2] if speeds else 0.0)
+        return TrainResult(
+            folder,
+            model,
+            data,
+            step,
+            finished,
+            val,
+            losses,
+            sorted(speeds)[len(speeds) // 2] if speeds else 0.0,
+        )
 
     pending, bad_in_a_row, read = [], 0, meter.read()
     model.train()
-    with Watchdog(world, lambda: last_words(config)), contextlib.closing(log), contextlib.closing(bar), contextlib.closing(loader), StopSignal() as caught:
+    with (
+        Watchdog(world, lambda: last_words(config)),
+        contextlib.closing(log),
+        contextlib.closing(bar),
+        contextlib.closing(loader),
+        StopSignal() as caught,
+    ):
         meter.restart()
         last = finished = step >= o.max_steps
         while not last:
@@ -188,7 +274,9 @@ def train(
             x, y = next(loader)
             optimizer.zero_grad(set_to_none=True)
             total = parallel.share_of_targets(y)
-            loss = accumulate_gradients(compiled, x, y, d.micro_batch_size, total, policy.autocast, scaler.scale, parallel.no_sync)
+            loss = accumulate_gradients(
+                compiled, x, y, d.micro_batch_size, total, policy.autocast, scaler.scale, parallel.no_sync
+            )
             scaler.unscale_(optimizer)
             norm = parallel.clip(o.clip)
             if policy.scaler:  # skips a step whose gradients overflowed, and lowers the scale
@@ -202,9 +290,13 @@ def train(
             bar.update()
 
             finished = step == o.max_steps
-            last = finished or any_rank(world, caught.stop)  # a signal that comes later, during a validation, ends the next step
+            last = finished or any_rank(
+                world, caught.stop
+            )  # a signal that comes later, during a validation, ends the next step
             saving = last or e.save_every and step % e.save_every == 0
-            if step % e.log_every == 0 or saving:  # reading a number makes a GPU wait, so several are read at once
+            if (
+                step % e.log_every == 0 or saving
+            ):  # reading a number makes a GPU wait, so several are read at once
                 read = meter.read() | ({"loss_scale": scaler.get_scale()} if policy.scaler else {})
                 speeds.append(read["tokens_per_second"])
                 means = parallel.mean(torch.stack([loss for _, loss, _, _ in pending])).tolist()
@@ -213,13 +305,21 @@ def train(
                     losses.append(loss)
                     log.write(step=at, loss=loss, grad_norm=norm, lr=rate, **read)
                     # with a scaler an infinite norm is its signal to lower the scale, and nothing to worry about
-                    bad_in_a_row = 0 if math.isfinite(loss) and (policy.scaler or math.isfinite(norm)) else bad_in_a_row + 1
+                    bad_in_a_row = (
+                        0
+                        if math.isfinite(loss) and (policy.scaler or math.isfinite(norm))
+                        else bad_in_a_row + 1
+                    )
                 bar.set_postfix_str(f"loss {losses[-1]:.3f}, {describe(read)}")
                 if bad_in_a_row:
-                    log.say(f"step {step}: loss {losses[-1]}, gradient norm {norm}: not finite, step skipped ({bad_in_a_row} in a row)")
+                    log.say(
+                        f"step {step}: loss {losses[-1]}, gradient norm {norm}: not finite, step skipped ({bad_in_a_row} in a row)"
+                    )
                 if bad_in_a_row >= 10:
                     rates = f"lower learning_rate = {o.learning_rate}"
-                    raise UserError(f"the loss was not finite for {bad_in_a_row} steps in a row: {rates}; {last_words(config)}")
+                    raise UserError(
+                        f"the loss was not finite for {bad_in_a_row} steps in a row: {rates}; {last_words(config)}"
+                    )
                 pending = []
             val_loss = None
             if e.eval_every and (finished or step % e.eval_every == 0 and not last):
@@ -235,8 +335,15 @@ def train(
             log.show = print
         val = validate(e.final_eval_tokens if finished else e.eval_tokens)
         if world.is_main:
-            plot_losses(read_metrics(folder), folder / "loss.png", f"{config.run.name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte")
-        go_on, write = f"python -m tinygpt.train --resume {folder}", f'python -m tinygpt.generate {folder} --prompt "{e.prompt}"'
+            plot_losses(
+                read_metrics(folder),
+                folder / "loss.png",
+                f"{config.run.name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte",
+            )
+        go_on, write = (
+            f"python -m tinygpt.train --resume {folder}",
+            f'python -m tinygpt.generate {folder} --prompt "{e.prompt}"',
+        )
         if not finished:
             log.say(f"stopped after step {step} of {o.max_steps}; go on with: {go_on}")
             return result(finished, val)
@@ -247,11 +354,22 @@ def train(
             log.say(f"{value:7.3f} bits per byte  {name}")
         log.say(f"{val.bits_per_byte:7.3f} bits per byte  this model, after {step * step_tokens:,} tokens")
         if world.is_main:
-            facts = {"validation loss": f"{val.loss:.4f} nats per token on {val.tokens:,} tokens", "bits per byte": f"{val.bits_per_byte:.4f}"}
+            facts = {
+                "validation loss": f"{val.loss:.4f} nats per token on {val.tokens:,} tokens",
+                "bits per byte": f"{val.bits_per_byte:.4f}",
+            }
             facts |= {name: f"{value:.3f} bits per byte" for name, value in bits.items()}
-            facts |= {"trained on": f"{step * step_tokens:,} tokens, {step} steps", "speed": f"{describe(read)}; {optimizer_line}; {parallel_line}", "parameters": f"{num_params:,}"}
+            facts |= {
+                "trained on": f"{step * step_tokens:,} tokens, {step} steps",
+                "speed": f"{describe(read)}; {optimizer_line}; {parallel_line}",
+                "parameters": f"{num_params:,}",
+            }
             facts |= {"seconds": f"{time.time() - began:,.0f}" + " since the resume" * resume}
-            commands = {"Train longer": f"{go_on} --max-steps {2 * o.max_steps}", "Evaluate": f"python -m tinygpt.evaluate {folder}", "Write": write}
+            commands = {
+                "Train longer": f"{go_on} --max-steps {2 * o.max_steps}",
+                "Evaluate": f"python -m tinygpt.evaluate {folder}",
+                "Write": write,
+            }
             write_report(folder, f"The run {config.run.name}", facts, asdict(config), commands)
         log.say(f"in {folder}: report.md, config.json, metrics.jsonl, loss.png, samples.txt, checkpoints")
         log.say(f"write more with: {write}")

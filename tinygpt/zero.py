@@ -31,7 +31,9 @@ class _Flat(Bucket):
         for p in params:
             self.at[p] = at
             self.weights[at : at + p.numel()] = p.detach().flatten()
-            p.data = self.weights[at : at + p.numel()].view(p.shape)  # the weights live in the bucket now: nothing to copy after a gather
+            p.data = self.weights[at : at + p.numel()].view(
+                p.shape
+            )  # the weights live in the bucket now: nothing to copy after a gather
             at += p.numel()
         wait_all(wire.broadcast(self.weights, 0, label))
         self.low, self.high = min(wire.rank * size, count), min((wire.rank + 1) * size, count)
@@ -67,12 +69,24 @@ class _Flat(Bucket):
         else:
             pieces = [(self.steps[p], part) for p, part, _ in self.segments(changed)]
         for step, part in pieces:
-            tensors = (t[part] for t in (self.weights[self.low : self.high], self.grad, self.exp_avg, self.exp_avg_sq))
-            adamw_update(*tensors, step, self.group["lr"], self.group["betas"], self.group["eps"], self.group["weight_decay"])
+            tensors = (
+                t[part]
+                for t in (self.weights[self.low : self.high], self.grad, self.exp_avg, self.exp_avg_sq)
+            )
+            adamw_update(
+                *tensors,
+                step,
+                self.group["lr"],
+                self.group["betas"],
+                self.group["eps"],
+                self.group["weight_decay"],
+            )
         return self.wire.all_gather(self.weights, self.label) if changed else []
 
     def gather(self, keep):
-        entries = {p: {"step": torch.tensor(float(n))} for p, n in self.steps.items() if n}  # a tensor, as torch's fused AdamW wants it
+        entries = {
+            p: {"step": torch.tensor(float(n))} for p, n in self.steps.items() if n
+        }  # a tensor, as torch's fused AdamW wants it
         for name in self.state_names if entries else ():
             whole = torch.zeros_like(self.weights)
             whole[self.low : self.high] = getattr(self, name)
@@ -94,7 +108,15 @@ class _Flat(Bucket):
 
 # %% ../nbs/15_zero.ipynb #dist-adamw
 # torch's fused AdamW has these in its groups: with them a state dict goes from one to the other
-TORCH_KEYS = dict(amsgrad=False, maximize=False, foreach=None, capturable=False, differentiable=False, fused=True, decoupled_weight_decay=True)
+TORCH_KEYS = dict(
+    amsgrad=False,
+    maximize=False,
+    foreach=None,
+    capturable=False,
+    differentiable=False,
+    fused=True,
+    decoupled_weight_decay=True,
+)
 
 
 class DistAdamW(ShardedOptimizer, AdamW):
@@ -104,7 +126,8 @@ class DistAdamW(ShardedOptimizer, AdamW):
         self,
         params,  # this and the rest: see `AdamW`
         *args,
-        bucket_bytes: int = 25 * 2**20,  # gradients travel in buckets of up to this size; a larger tensor has one to itself
+        bucket_bytes: int = 25
+        * 2**20,  # gradients travel in buckets of up to this size; a larger tensor has one to itself
         wire: Wire | None = None,  # to be shared with another optimizer
         **kwargs,
     ):
@@ -118,8 +141,14 @@ class DistAdamW(ShardedOptimizer, AdamW):
                 if lists[-1] and sum(q.nbytes for q in lists[-1]) + p.nbytes > bucket_bytes:
                     lists.append([])
                 lists[-1].append(p)
-            buckets += [_Flat(members, group, wire, f"AdamW, {len(members)} tensors") for lists in kinds.values() for members in lists]
-        self._connect(wire, buckets, sorted(buckets, key=lambda b: -b.weights.numel()))  # first what takes longest to send
+            buckets += [
+                _Flat(members, group, wire, f"AdamW, {len(members)} tensors")
+                for lists in kinds.values()
+                for members in lists
+            ]
+        self._connect(
+            wire, buckets, sorted(buckets, key=lambda b: -b.weights.numel())
+        )  # first what takes longest to send
 
 # %% ../nbs/15_zero.ipynb #matrix
 class _Matrix(Bucket):
@@ -135,7 +164,9 @@ class _Matrix(Bucket):
         self.buf = torch.zeros_like(p, requires_grad=False) if self.mine else None
 
     def collect(self, p):
-        self.full = p.grad.clone(memory_format=torch.contiguous_format)  # a copy: those of a.T + b.T, say, share memory
+        self.full = p.grad.clone(
+            memory_format=torch.contiguous_format
+        )  # a copy: those of a.T + b.T, say, share memory
         p.grad = None
 
     def launch(self):
@@ -194,11 +225,19 @@ class DistMuon(ShardedOptimizer, Muon):
     ):
         super().__init__(params, *args, **kwargs)
         wire, rounds = wire or Wire(), {}
-        found = [(p, i) for i, group in enumerate(self.param_groups) for p in group["params"] if p.requires_grad]
+        found = [
+            (p, i) for i, group in enumerate(self.param_groups) for p in group["params"] if p.requires_grad
+        ]
         owners = matrix_owners([p.numel() for p, _ in found], wire.world_size)
         for (p, i), owner in zip(found, owners):
-            rounds.setdefault((i, p.shape, p.device, p.dtype), []).append(_Matrix(p, self.param_groups[i], wire, owner))
-        self._connect(wire, [m for ms in rounds.values() for m in reversed(ms)], [_Round(ms, self.dtype) for ms in rounds.values()])
+            rounds.setdefault((i, p.shape, p.device, p.dtype), []).append(
+                _Matrix(p, self.param_groups[i], wire, owner)
+            )
+        self._connect(
+            wire,
+            [m for ms in rounds.values() for m in reversed(ms)],
+            [_Round(ms, self.dtype) for ms in rounds.values()],
+        )
 
 # %% ../nbs/15_zero.ipynb #combined
 class ZeroOptimizer(ShardedOptimizer):
@@ -210,11 +249,15 @@ class ZeroOptimizer(ShardedOptimizer):
     ):
         super().__init__([group for o in optimizers for group in o.param_groups], {})
         if len({id(o.wire) for o in optimizers}) > 1:
-            raise UserError("ZeroOptimizer: give the optimizers one and the same wire, or their messages would be mixed up")
+            raise UserError(
+                "ZeroOptimizer: give the optimizers one and the same wire, or their messages would be mixed up"
+            )
         for o in optimizers:
             o.detach()
         self.optimizers = optimizers
-        rounds = [r for o in sorted(optimizers, key=lambda o: isinstance(o, Muon)) for r in o._rounds]  # AdamW first: little work, much to send
+        rounds = [
+            r for o in sorted(optimizers, key=lambda o: isinstance(o, Muon)) for r in o._rounds
+        ]  # AdamW first: little work, much to send
         self._connect(optimizers[0].wire, [b for o in optimizers for b in o.buckets], rounds)
 
 # %% ../nbs/15_zero.ipynb #make
@@ -222,7 +265,8 @@ def make_zero(
     model: nn.Module,  # on its device; a GPT where optimizer is muon
     optimizer: Literal["adamw", "muon"] = "adamw",
     lr: float | None = None,  # adamw: of all weights, 3e-4; muon: of the matrices in the blocks, 0.02
-    weight_decay: float | None = None,  # adamw: of all but vectors, 0.1; muon: of the matrices in the blocks, 0
+    weight_decay: float
+    | None = None,  # adamw: of all but vectors, 0.1; muon: of the matrices in the blocks, 0
     betas: tuple[float, float] = (0.9, 0.95),
     eps: float = 1e-8,
     bucket_bytes: int = 25 * 2**20,  # of DistAdamW
@@ -240,17 +284,39 @@ def make_zero(
     for t in [p.detach() for p in model.parameters() if not p.requires_grad] + list(model.buffers()):
         wait_all(wire.broadcast(t, 0))
     if optimizer == "adamw":
-        made = DistAdamW(param_groups(model, default(weight_decay, 0.1)), default(lr, 3e-4), betas, eps, bucket_bytes=bucket_bytes, wire=wire)
+        made = DistAdamW(
+            param_groups(model, default(weight_decay, 0.1)),
+            default(lr, 3e-4),
+            betas,
+            eps,
+            bucket_bytes=bucket_bytes,
+            wire=wire,
+        )
         line = "DistAdamW"
     else:
         matrices, rest = muon_groups(model, adamw_weight_decay, split_qkv)
         if not (matrices and rest):
-            raise UserError("Muon is for a model that trains matrices in its blocks and something beside them: use AdamW where parts are frozen")
-        muon = DistMuon(matrices, default(lr, 0.02), momentum, weight_decay=default(weight_decay, 0.0), scale=scale, dtype=dtype, wire=wire)
-        made = ZeroOptimizer(muon, DistAdamW(rest, adamw_lr, betas, eps, bucket_bytes=bucket_bytes, wire=wire))
+            raise UserError(
+                "Muon is for a model that trains matrices in its blocks and something beside them: use AdamW where parts are frozen"
+            )
+        muon = DistMuon(
+            matrices,
+            default(lr, 0.02),
+            momentum,
+            weight_decay=default(weight_decay, 0.0),
+            scale=scale,
+            dtype=dtype,
+            wire=wire,
+        )
+        made = ZeroOptimizer(
+            muon, DistAdamW(rest, adamw_lr, betas, eps, bucket_bytes=bucket_bytes, wire=wire)
+        )
         p = muon.buckets[0].p
         dtype = str(dtype or newton_schulz_dtype(p.device, p.dtype)).removeprefix("torch.")
         line = f"DistMuon ({dtype} Newton-Schulz) for {len(muon.buckets)} matrices, DistAdamW for the rest"
     for group in made.param_groups:
         group["initial_lr"] = group["lr"]
-    return made, f"{line} (ZeRO-2): rank {wire.rank} of {wire.world_size} keeps {made.state_bytes() / 2**20:.1f} MiB of state"
+    return (
+        made,
+        f"{line} (ZeRO-2): rank {wire.rank} of {wire.world_size} keeps {made.state_bytes() / 2**20:.1f} MiB of state",
+    )

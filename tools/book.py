@@ -1,10 +1,11 @@
 """Look after the chapters: `check` that package, notebooks and README agree; `run` the chapters; write the `readme`.
 
-    python tools/book.py check                 package, notebooks and README.md in sync and clean; changes nothing
-    python tools/book.py run [NAME ...]        execute copies of the chapters (all, or those whose file names start so)
-    python tools/book.py run --write [NAME ...]   execute the chapters themselves, store their outputs, clean them
-    python tools/book.py readme                write README.md from nbs/index.ipynb
+python tools/book.py check                 package, notebooks and README.md in sync and clean; changes nothing
+python tools/book.py run [NAME ...]        execute copies of the chapters (all, or those whose file names start so)
+python tools/book.py run --write [NAME ...]   execute the chapters themselves, store their outputs, clean them
+python tools/book.py readme                write README.md from nbs/index.ipynb
 """
+
 import argparse
 import filecmp
 import os
@@ -28,7 +29,9 @@ def command(name, *args, cwd):
     "Run one of nbdev's commands from the environment of this Python; stop with its output where it fails."
     exe = shutil.which(name, path=str(BIN))
     if exe is None:
-        sys.exit(f'{name} is not installed beside {sys.executable}: pip install -c constraints.txt -e ".[dev]"')
+        sys.exit(
+            f'{name} is not installed beside {sys.executable}: pip install -c constraints.txt -e ".[dev]"'
+        )
     done = subprocess.run([exe, *map(str, args)], cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
@@ -36,7 +39,12 @@ def command(name, *args, cwd):
 
 def differences(ours, fresh, patterns):
     "Names below `ours` and `fresh` that are missing on one side or differ."
-    names = {p.relative_to(base).as_posix() for base in (ours, fresh) for pattern in patterns for p in base.glob(pattern)}
+    names = {
+        p.relative_to(base).as_posix()
+        for base in (ours, fresh)
+        for pattern in patterns
+        for p in base.glob(pattern)
+    }
     for name in sorted(names):
         a, b = ours / name, fresh / name
         if not b.exists():
@@ -44,7 +52,11 @@ def differences(ours, fresh, patterns):
         elif not a.exists():
             yield f"{name}: missing, though a notebook exports it (run `make export`)"
         elif not filecmp.cmp(a, b, shallow=False):
-            yield f"{name}: " + ("not clean (run `make export`)" if name.endswith(".ipynb") else "differs from its notebook (run `make export`)")
+            yield f"{name}: " + (
+                "not clean (run `make export`)"
+                if name.endswith(".ipynb")
+                else "differs from its notebook (run `make export`)"
+            )
 
 
 def check() -> int:
@@ -85,7 +97,9 @@ def output_problems(path):
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type != "code":
             continue
-        if cell.source.rstrip().endswith("plt.show()") and not any("image/png" in o.get("data", {}) for o in cell.outputs):
+        if cell.source.rstrip().endswith("plt.show()") and not any(
+            "image/png" in o.get("data", {}) for o in cell.outputs
+        ):
             yield f"{path.name}: cell {cell.id} has no stored picture (run `make notebooks`)"
         for output in cell.outputs:
             text = "".join(output.get("text", "")) + "".join(output.get("data", {}).get("text/plain", ""))
@@ -127,7 +141,9 @@ def execute(path, write: bool) -> tuple[list[str], str]:
         nb = with_solutions(nb)
     try:
         # the kernel starts in nbs/, as it does in JupyterLab; the package is the installed one
-        NotebookClient(nb, timeout=600, coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}}).execute()
+        NotebookClient(
+            nb, timeout=600, coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}}
+        ).execute()
     except CellExecutionError as error:
         return [str(error)], f"{path.name:28s} FAILED"
     if write:
@@ -145,10 +161,15 @@ def run(names, write: bool, jobs: int) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each kernel
     failed, start = [], time.time()
     with ThreadPoolExecutor(1 if write else jobs) as pool:
-        for path, (problems, line) in zip(chapters(names), pool.map(lambda path: execute(path, write), chapters(names))):
+        for path, (problems, line) in zip(
+            chapters(names), pool.map(lambda path: execute(path, write), chapters(names))
+        ):
             print(line, *problems, sep="\n    ", flush=True)
             failed += [path.name] if problems else []
-    print(f"{len(chapters(names))} chapters in {time.time() - start:.0f} s" + (f"; failed: {', '.join(failed)}" if failed else ", all well"))
+    print(
+        f"{len(chapters(names))} chapters in {time.time() - start:.0f} s"
+        + (f"; failed: {', '.join(failed)}" if failed else ", all well")
+    )
     return bool(failed)
 
 
@@ -162,11 +183,24 @@ def write_readme(root: Path):
         return
     nb = nbformat.read(index, as_version=4)
     nb.metadata["language_info"] = {"name": "python"}  # nbdev_clean takes it out; the code fences need it
-    config = Config({"TagRemovePreprocessor": {"enabled": True}, "ExtractOutputPreprocessor": {"output_filename_template": "{unique_key}_{cell_index}_{index}{extension}"}})
-    body, resources = MarkdownExporter(config=config).from_notebook_node(nb, resources={"unique_key": "index", "output_files_dir": IMAGES})
+    config = Config(
+        {
+            "TagRemovePreprocessor": {"enabled": True},
+            "ExtractOutputPreprocessor": {
+                "output_filename_template": "{unique_key}_{cell_index}_{index}{extension}"
+            },
+        }
+    )
+    body, resources = MarkdownExporter(config=config).from_notebook_node(
+        nb, resources={"unique_key": "index", "output_files_dir": IMAGES}
+    )
     body = re.sub(r"^#\| .*\n", "", body, flags=re.M)  # nbdev's directives mean nothing to a reader
     # links between chapters start in nbs/, those of the README at the root
-    body = re.sub(r"\]\((?!https?:|#|nbs/|/)([^)]+)\)", lambda m: f"]({os.path.normpath('nbs/' + m[1]).replace(os.sep, '/')})", body)
+    body = re.sub(
+        r"\]\((?!https?:|#|nbs/|/)([^)]+)\)",
+        lambda m: f"]({os.path.normpath('nbs/' + m[1]).replace(os.sep, '/')})",
+        body,
+    )
     body = re.sub(r"\n[ \n]*!\[png\]", "\n\n![a picture made by the cell above]", body)
     body = re.sub(r"\n\s*\n\s*\n+(?=\S)", "\n\n", body)  # nbconvert is generous with empty lines
     (root / IMAGES).mkdir(parents=True, exist_ok=True)
@@ -178,7 +212,9 @@ def write_readme(root: Path):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     sub = parser.add_subparsers(dest="what", required=True)
     sub.add_parser("check")
     sub.add_parser("readme")

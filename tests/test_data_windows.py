@@ -1,0 +1,209 @@
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinygpt.data.tokens import Shards
+from tinygpt.data.windows import RandomLoader, ShardLoader, permute
+from tinygpt.support import UserError
+
+
+def cut(tokens, size):
+    "The tokens as shards of `size`, the last one shorter."
+    return Shards([tokens[i : i + size] for i in range(0, len(tokens), size)])
+
+
+def pairs(batches):
+    "Every (input, target) that was trained on, and how often."
+    return Counter(
+        (a, b) for x, y in batches for a, b in zip(x.flatten().tolist(), y.flatten().tolist()) if b != -100
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 200),
+    st.integers(1, 70),
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_in_each_epoch_every_pair_of_adjacent_tokens_is_trained_on_once(
+    n, shard, rows, T, world_size, shuffle, seed
+):
+    tokens, B = (
+        np.arange(n, dtype=np.uint16),
+        rows * world_size,
+    )  # every token another id: a pair says where it is from
+    ranks = [
+        ShardLoader(cut(tokens, shard), B, T, seed, r, world_size, shuffle=shuffle) for r in range(world_size)
+    ]
+    windows = -(-(n - 1) // T)
+    batches, epochs = [], 3
+    for _ in range(-(-epochs * windows // B)):
+        parts = [next(r) for r in ranks]
+        batches += [(x[i : i + 1], y[i : i + 1]) for x, y in parts for i in range(len(x))]
+    for epoch in range(epochs):
+        assert pairs(batches[epoch * windows : (epoch + 1) * windows]) == Counter(
+            (i, i + 1) for i in range(n - 1)
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 200), st.integers(1, 70), st.integers(1, 20), st.integers(0, 99))
+def test_the_global_batch_is_the_same_for_one_to_five_ranks_and_for_any_cut_into_shards(n, shard, T, seed):
+    tokens = np.arange(n, dtype=np.uint16)
+    whole = ShardLoader(tokens, 60, T, seed)
+    x, y = next(whole)
+    for world_size in range(1, 6):
+        parts = [next(ShardLoader(cut(tokens, shard), 60, T, seed, r, world_size)) for r in range(world_size)]
+        assert torch.equal(torch.cat([p[0] for p in parts]), x) and torch.equal(
+            torch.cat([p[1] for p in parts]), y
+        )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(2, 100),
+    st.integers(1, 12),
+    st.integers(0, 99),
+    st.sampled_from([(1, 2), (2, 1), (2, 3), (3, 6)]),
+)
+def test_resuming_at_every_batch_of_two_epochs_on_another_number_of_ranks_equals_not_stopping(
+    n, T, seed, worlds
+):
+    tokens, (before, after) = np.arange(n, dtype=np.uint16), worlds
+    ranks, straight, states = [ShardLoader(tokens, 6, T, seed, r, before) for r in range(before)], [], []
+    while ranks[0].epoch <= 2:
+        assert all(r.state_dict() == ranks[0].state_dict() for r in ranks)
+        states.append(ranks[0].state_dict())
+        parts = [next(r) for r in ranks]
+        straight.append(torch.cat([p[1] for p in parts]))
+    for state, y in zip(states, straight):
+        resumed = [ShardLoader(tokens, 6, T, seed, r, after) for r in range(after)]
+        for r in resumed:
+            r.load_state_dict(json.loads(json.dumps(state)))
+        assert torch.equal(torch.cat([next(r)[1] for r in resumed]), y)
+
+
+def test_a_run_may_go_on_with_another_batch_size():
+    tokens = np.arange(100, dtype=np.uint16)
+    small, large = ShardLoader(tokens, 2, 3), ShardLoader(tokens, 8, 3)
+    first = [next(small) for _ in range(4)]
+    large.load_state_dict(small.state_dict())
+    rest = [next(large) for _ in range(3)]
+    assert small.n_windows == 33 and sum(pairs(first + rest).values()) > 90
+    assert (
+        max(pairs(first + rest[:2] + [(x[:1], y[:1]) for x, y in rest[2:]]).values()) == 1
+    )  # 8 + 24 + 1 windows: one epoch
+
+
+def test_epochs_and_seeds_differ_in_order_where_shuffled_and_not_where_not():
+    tokens = np.arange(1001, dtype=np.uint16)
+    orders = lambda **kw: [tuple(ShardLoader(tokens, 1, 10, **kw).starts(100 * e, 100)) for e in range(3)]
+    assert len({*orders(seed=0), *orders(seed=1)}) == 6
+    assert set(orders(shuffle=False)) == {tuple(range(0, 1000, 10))}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 3000), st.integers(0, 2**64), st.integers(0, 100))
+def test_permute_is_a_permutation(n, seed, epoch):
+    assert sorted(permute(np.arange(n), n, (seed, epoch)).tolist()) == list(range(n))
+
+
+def test_any_place_of_a_huge_permutation_can_be_asked_for_alone():
+    n = 10**12 + 7
+    places = np.array([0, 1, 5, n - 1])
+    out = permute(places, n, (0, 0))
+    assert len(set(out.tolist())) == 4 and (out < n).all() and (out >= 0).all()
+    assert out[2] == permute(np.array([5]), n, (0, 0))[0]
+
+
+def test_permutations_of_a_few_things_are_all_about_equally_frequent():
+    counts = Counter(tuple(permute(np.arange(4), 4, (0, key)).tolist()) for key in range(4800))
+    chi2 = sum(
+        (counts[p] - 200) ** 2 / 200 for p in counts
+    )  # 24 orders, 23 degrees of freedom: mean 23, standard deviation 7
+    assert len(counts) == 24 and chi2 < 60
+
+
+def test_neighbours_end_up_as_far_from_each_other_as_in_a_true_shuffle():
+    n = 10_000
+    steps = np.abs(np.diff(permute(np.arange(n), n, (1, 2))))
+    true = np.abs(np.diff(np.random.default_rng(0).permutation(n)))
+    assert (
+        abs(steps.mean() - n / 3) < 0.03 * n / 3 and abs(np.median(steps) - np.median(true)) < 0.05 * n
+    )  # n / 3 for random pairs
+
+
+def test_a_state_of_other_data_or_another_order_is_refused_and_the_difference_named():
+    state = ShardLoader(np.arange(100), 2, 4).state_dict()
+    for other, word in [(ShardLoader(np.arange(101), 2, 4), "tokens"), (ShardLoader(np.arange(100), 2, 5), "block_size"),
+                        (ShardLoader(np.arange(100), 2, 4, seed=1), "seed"), (ShardLoader(np.arange(100), 2, 4, shuffle=False), "shuffle")]:  # fmt: skip
+        with pytest.raises(UserError, match=f"with {word} ="):
+            other.load_state_dict(state)
+
+
+def test_a_corpus_of_one_token_and_a_batch_that_does_not_divide_are_refused():
+    with pytest.raises(UserError, match="no pair"):
+        ShardLoader(np.arange(1), 1, 4)
+    with pytest.raises(UserError, match="3 ranks"):
+        ShardLoader(np.arange(9), 4, 4, world_size=3)
+
+
+def test_build_nanogpts_arithmetic_loses_the_tails_and_ours_does_not():
+    B, T, n, shard = 4, 8, 1000, 300
+    seen = set()
+    for start in range(0, n, shard):  # its rule: next shard as soon as no whole batch is left in this one
+        size, at = min(shard, n - start), 0
+        while at + B * T + 1 <= size:
+            seen |= set(range(start + at, start + at + B * T))
+            at += B * T
+    assert n - 1 - len(seen) == 39
+    loader = ShardLoader(cut(np.arange(n, dtype=np.uint16), shard), B, T)
+    ours = pairs(next(loader) for _ in range(-(-loader.n_windows // B)))
+    assert len(ours) == n - 1
+
+
+# several files as one array
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.integers(-70, 70),
+    st.integers(-70, 70),
+    st.sampled_from([1, 1, 1, 2, -1, -3]),
+)
+def test_slices_of_shards_are_those_of_one_array(n, size, start, stop, step):
+    tokens = np.arange(n, dtype=np.uint16)
+    assert cut(tokens, size)[start:stop:step].tolist() == tokens[start:stop:step].tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 20), st.data())
+def test_gathers_from_shards_are_those_of_one_array(n, size, data):
+    tokens = np.arange(n, dtype=np.uint16) + 7
+    places = np.array(
+        data.draw(st.lists(st.lists(st.integers(-n, n - 1), min_size=2, max_size=2), min_size=1, max_size=5))
+    )
+    shards = cut(tokens, size)
+    assert (shards[places] == tokens[places]).all() and shards[places].dtype == np.uint16
+    assert (
+        shards[int(places[0, 0])] == tokens[places[0, 0]]
+        and shards.tolist() == tokens.tolist()
+        and len(shards) == n
+    )
+
+
+def test_a_random_window_may_cross_from_shard_to_shard():
+    a, b = RandomLoader(np.arange(100), 32, 7), RandomLoader(cut(np.arange(100), 9), 32, 7)
+    for _ in range(10):
+        assert torch.equal(next(a)[1], next(b)[1])

@@ -1,0 +1,427 @@
+"""1, 2, 3 and 4 processes are started once each and do everything; the tests look at what came back."""
+
+import copy
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from tinygpt.accumulate import accumulate_gradients, clip_gradients
+from tinygpt.ddp.world import World, run_processes
+from tinygpt.ddp.wrap import (
+    AfterBackward,
+    Bucketed,
+    CountCollectives,
+    Overlapped,
+    no_sync,
+    settle_buckets,
+    show_collectives,
+    train_several,
+    train_together,
+    wrap_ddp,
+    wrap_fsdp,
+)
+from tinygpt.model import GPT, GPTConfig
+
+CONFIG = dict(vocab_size=64, block_size=16, n_layer=2, n_head=2, n_embd=32)
+OURS = {
+    "after": AfterBackward,
+    "overlapped": Overlapped,
+    "buckets": partial(Bucketed, bucket_mb=0.004),
+    "one bucket": Bucketed,
+}
+ALL = {**OURS, "torch": lambda model: wrap_ddp(model, World(), find_unused_parameters=True)}
+EXACT = dict(atol=1e-12, rtol=0)
+
+
+class Odd(nn.Module):
+    "Layers of unequal size, a tied head, a frozen layer, one that only some rows use, one that nobody uses, a scalar, a buffer."
+
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(7, 5)
+        self.wide, self.back = nn.Linear(5, 300), nn.Linear(300, 5, bias=False)
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.sometimes, self.never = nn.Linear(5, 5), nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.rand(()))
+        self.register_buffer("shift", torch.rand(5))
+
+    def forward(self, x, y, reduction="mean"):  # rows that begin with token 6 use `sometimes`
+        h = self.emb(x) + self.shift
+        h = h + self.scale * self.frozen(self.back(torch.tanh(self.wide(h))))
+        use = (x[:, :1] == 6).unsqueeze(-1)
+        if use.any():
+            h = h + use * self.sometimes(h)
+        logits = F.linear(h, self.emb.weight)
+        return logits, F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction=reduction)
+
+
+def odd_batch(seed, special_rows):
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randint(6, (12, 4), generator=g), torch.randint(7, (12, 4), generator=g)
+    x[special_rows, 0] = 6
+    return x, y
+
+
+def gradients(model):
+    return {
+        name.removeprefix("module."): None if p.grad is None else p.grad.clone()
+        for name, p in model.named_parameters()
+    }
+
+
+def against_the_whole_batch(world, wrap):
+    "For three kinds of steps: gradients on this rank, those of one process on the whole batch, and the calls and bytes they took."
+    torch.manual_seed(world.rank)
+    start = Odd().double()
+    model = wrap(copy.deepcopy(start))
+    alone, found = (
+        copy.deepcopy(model.module),
+        {"start": start.state_dict(), "wrapped": copy.deepcopy(model.module.state_dict())},
+    )
+    # the last rows belong to the last rank; "nobody": no rank uses `sometimes`
+    for name, special, micro in (
+        ("step", [10, 11], None),
+        ("nobody", [], None),
+        ("micro", [11], 1),
+        ("clip", [0, 5], 2),
+    ):
+        model.zero_grad()
+        alone.zero_grad()
+        x, y = odd_batch(len(name), special)
+        mine, yours = x.chunk(world.world_size)[world.rank], y.chunk(world.world_size)[world.rank]
+        with CountCollectives() as count:
+            accumulate_gradients(
+                model, mine, yours, micro, y.numel() / world.world_size, no_sync=partial(no_sync, model)
+            )
+        accumulate_gradients(alone, x, y, None)
+        norms = (
+            [clip_gradients(m.parameters(), 0.01).item() for m in (model, alone)]
+            if name == "clip"
+            else [0, 0]
+        )
+        found[name] = dict(
+            ours=gradients(model),
+            whole=gradients(alone),
+            norms=norms,
+            calls=count.calls["allreduce"],
+            bytes=count.bytes["allreduce"],
+        )
+    with torch.no_grad(), CountCollectives() as count:
+        model(x, y)
+    found["calls without gradient"] = dict(count.calls)
+    return found | {
+        "timeline": getattr(model, "timeline", None),
+        "counted": (getattr(model, "calls", None), getattr(model, "bytes", None)),
+    }
+
+
+def resumed(world, settle):
+    "Largest difference between the weights of four steps, and of two and two with a new DDP between them; dropout on."
+
+    def begin(state=None):
+        torch.manual_seed(3)
+        model = GPT(GPTConfig(**CONFIG, dropout=0.1))
+        if state:
+            model.load_state_dict(state["model"])
+        ddp = wrap_ddp(model, world)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if state:
+            optimizer.load_state_dict(state["optimizer"])
+            torch.set_rng_state(state["rng"])
+        if settle:
+            settle_buckets(ddp, torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64))
+        return ddp, optimizer
+
+    def steps(ddp, optimizer, numbers):
+        for number in numbers:
+            rows = torch.randint(64, (12, 17), generator=torch.Generator().manual_seed(number)).chunk(
+                world.world_size
+            )[world.rank]
+            optimizer.zero_grad()
+            accumulate_gradients(ddp, rows[:, :-1], rows[:, 1:], 2, no_sync=partial(no_sync, ddp))
+            optimizer.step()
+        return {
+            "model": copy.deepcopy(ddp.module.state_dict()),
+            "optimizer": copy.deepcopy(optimizer.state_dict()),
+            "rng": torch.get_rng_state(),
+        }
+
+    straight = steps(*begin(), range(4))["model"]
+    again = steps(*begin(steps(*begin(), range(2))), range(2, 4))["model"]
+    return max((straight[name] - again[name]).abs().max().item() for name in straight)
+
+
+def everything(world):
+    found = {name: against_the_whole_batch(world, wrap) for name, wrap in ALL.items()}
+    found["collectives"] = show_collectives(world)
+    if world.world_size > 1:
+        for how in ("ddp", "fsdp"):
+            found[f"50 {how}"] = train_together(world, how, CONFIG, steps=50, micro_batch_size=2)
+        found["ddp 64"] = train_together(world, "ddp", CONFIG, dtype=torch.float64, micro_batch_size=2)
+        found["fsdp 64"] = train_together(world, "fsdp", CONFIG, dtype=torch.float64, micro_batch_size=2)
+    if world.world_size == 2:
+        for wrap in ("after", "overlapped", "buckets"):
+            found[f"timeline {wrap}"] = train_together(world, wrap, CONFIG, steps=1)
+        for sync in ("last", "every", "flag"):
+            found[sync] = train_together(world, "ddp", CONFIG, micro_batch_size=2, sync=sync)
+    if world.world_size == 3:
+        found["resumed"] = [resumed(world, settle) for settle in (True, False)]
+    return found
+
+
+class OnDemand(dict):
+    "What n processes found; they run when a test asks for them first."
+
+    def __missing__(self, n):
+        self[n] = run_processes(everything, n, timeout=280)
+        return self[n]
+
+
+@pytest.fixture(scope="module")
+def results():
+    return OnDemand()
+
+
+@pytest.fixture(scope="module")
+def alone():
+    "One process on the whole batch."
+    return {
+        name: train_together(World(), "alone", CONFIG, **kw)
+        for name, kw in {"50": dict(steps=50), "64": dict(dtype=torch.float64)}.items()
+    }
+
+
+worlds = pytest.mark.parametrize("n", [1, 2, 3, 4])
+wraps = pytest.mark.parametrize("wrap", ALL)
+
+
+def difference(a, b):
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+@worlds
+@wraps
+@pytest.mark.parametrize("step", ["step", "nobody", "micro", "clip"])
+def test_the_gradient_on_every_rank_is_that_of_one_process_on_the_whole_batch(results, n, wrap, step):
+    for rank in range(n):
+        found = results[n][rank][wrap][step]
+        for name, whole in found["whole"].items():
+            if whole is None:  # frozen, or used by no rank: the optimizer must leave it alone
+                assert found["ours"][name] is None, name
+            else:
+                torch.testing.assert_close(found["ours"][name], whole, **EXACT)
+        assert found["norms"][0] == pytest.approx(found["norms"][1], rel=1e-12)
+    names = {name for name, g in found["ours"].items() if g is None}
+    assert names == {"frozen.weight", "frozen.bias", "never.weight", "never.bias"} | (
+        {"sometimes.weight", "sometimes.bias"} if step == "nobody" else set()
+    )
+
+
+@worlds
+@wraps
+def test_all_ranks_begin_with_the_weights_and_buffers_of_rank_0(results, n, wrap):
+    for rank in range(n):
+        for name, value in results[n][0][wrap]["start"].items():
+            assert torch.equal(results[n][rank][wrap]["wrapped"][name], value) or (
+                wrap == "torch" and name == "shift"
+            ), name
+    if n > 1:
+        assert not torch.equal(
+            results[n][0][wrap]["start"]["emb.weight"], results[n][1][wrap]["start"]["emb.weight"]
+        )
+
+
+@worlds
+def test_calls_and_bytes_are_those_that_were_promised(results, n):
+    sizes = {
+        "emb": 35,
+        "wide": 1800,
+        "back": 1500,
+        "sometimes": 30,
+        "scale": 1,
+        "never": 12,
+    }  # the tied matrix once, the frozen layer not
+    total, tensors = 8 * sum(sizes.values()), 1 + 2 + 1 + 2 + 1 + 2
+    flags = 4 * tensors
+    expected = {"after": (1 + tensors - 2, total - 8 * sizes["never"] + flags), "overlapped": (1 + tensors, total + flags),
+                "one bucket": (2, total + flags)}  # fmt: skip
+    for wrap, (calls, nbytes) in expected.items():
+        for step in ("step", "micro", "clip"):  # one round a step, however many micro-steps
+            found = results[n][0][wrap][step]
+            assert (found["calls"], found["bytes"]) == (calls, nbytes), (wrap, step)
+        counted = [results[n][0][wrap][step] for step in ("step", "nobody", "micro", "clip")]
+        assert results[n][0][wrap]["counted"] == (
+            sum(c["calls"] for c in counted),
+            sum(c["bytes"] for c in counted),
+        )
+    assert 2 < results[n][0]["buckets"]["step"]["calls"] < 1 + tensors
+    assert all(results[n][0][wrap]["calls without gradient"] == {} for wrap in OURS)
+
+
+def test_gradients_travel_during_backward_only_where_they_are_overlapped(results):
+    for wrap in ("after", "overlapped", "buckets"):
+        spans = results[2][0][f"timeline {wrap}"]["timeline"]
+        assert all(end >= start for _, start, end in spans)
+        backward = next(span for span in spans if span[0] == "backward")
+        first = next(span for span in spans if span[0] == "gradient")
+        assert (first[1] < backward[2]) == (wrap != "after"), wrap
+
+
+@worlds
+def test_a_parameter_that_nobody_uses_stops_the_line_but_not_the_step(results, n):
+    spans = results[n][0]["overlapped"][
+        "timeline"
+    ]  # `never` comes first in the line: the others wait for it until backward is over
+    backward, first = (next(span for span in spans if span[0] == what) for what in ("backward", "gradient"))
+    assert first[1] >= backward[2]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_fifty_steps_have_the_losses_and_weights_of_one_process(results, alone, n, how):
+    for rank in range(n):
+        together = results[n][rank][f"50 {how}"]
+        assert together["losses"] == pytest.approx(alone["50"]["losses"], abs=1e-5)
+        assert difference(together["weights"], alone["50"]["weights"]) < 1e-4
+        exact = results[n][rank][f"{how} 64"]
+        assert (
+            difference(exact["weights"], alone["64"]["weights"]) < 1e-12
+            and difference(exact["grads"], alone["64"]["grads"]) < 1e-12
+        )
+    assert alone["50"]["losses"][-1] < alone["50"]["losses"][0]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_fsdp_keeps_a_part_and_ddp_keeps_all(results, alone, n):
+    for kind, total in alone["50"]["kept"].items():
+        assert results[n][0]["50 ddp"]["kept"][kind] == total
+        parts = [results[n][rank]["50 fsdp"]["kept"][kind] for rank in range(n)]
+        assert sum(parts) == total and max(parts) < 1.2 * total / n
+
+
+def test_a_flag_that_is_set_between_forward_and_backward_lets_the_ranks_drift_apart(results, alone):
+    right, wrong = results[2][0]["last"], results[2][0]["flag"]
+    assert difference(right["weights"], results[2][1]["last"]["weights"]) == 0
+    assert (
+        difference(wrong["weights"], results[2][1]["flag"]["weights"]) > 1e-3
+    )  # each rank now trains a model of its own
+    assert right["losses"] == pytest.approx(alone["50"]["losses"][:3], abs=1e-5)
+    assert abs(wrong["losses"][2] - alone["50"]["losses"][2]) > 1e-4
+
+
+def test_gradients_that_are_synced_in_every_micro_step_cost_a_call_each(results):
+    right, wrong = results[2][0]["last"], results[2][0]["every"]
+    assert wrong["calls"]["allreduce"] == 3 * right["calls"]["allreduce"]  # 6 rows a rank, 2 in a micro-step
+    assert wrong["losses"] == pytest.approx(right["losses"], abs=1e-5)  # nothing else gives it away
+
+
+def test_a_resumed_run_on_three_ranks_is_the_same_to_the_last_bit_once_the_buckets_are_settled(results):
+    for rank in range(3):
+        settled, not_settled = results[3][rank]["resumed"]
+        assert settled == 0 < not_settled < 1e-3
+
+
+@worlds
+def test_reduce_scatter_and_all_gather_make_an_all_reduce(results, n):
+    for rank in range(n):
+        found = results[n][rank]["collectives"]
+        total = torch.stack([10.0 * r + torch.arange(n) for r in range(n)]).sum(0)
+        assert torch.equal(found["all-reduce"], total) and torch.equal(found["then all-gather"], total)
+        assert found["reduce-scatter"].item() == total[rank]
+
+
+def test_no_sync_of_a_plain_model_does_nothing():
+    with no_sync(nn.Linear(2, 2)):
+        pass
+
+
+def one_on_cuda(world):
+    "DDP and FSDP2 on this process's GPU, against the plain model."
+    torch.manual_seed(0)
+    plain = GPT(GPTConfig(**CONFIG)).to("cuda")
+    x = torch.randint(64, (4, 16), device="cuda")
+    grads = []
+    for wrap in (
+        lambda m: m,
+        lambda m: wrap_ddp(m, World(device=torch.device("cuda", 0))),
+        lambda m: wrap_fsdp(m, World(device=torch.device("cuda", 0))),
+    ):
+        model = wrap(copy.deepcopy(plain))
+        accumulate_gradients(model, x, x, 2, no_sync=partial(no_sync, model))
+        grads.append(
+            [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
+        )
+    return [max((a - b).abs().max().item() for a, b in zip(grads[0], other)) for other in grads[1:]]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_ddp_and_fsdp_have_the_gradients_of_the_plain_model(tmp_path):
+    torch.cuda.set_device(0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        assert max(one_on_cuda(World())) < 1e-6
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_bucket_holds_neighbours_of_one_type_up_to_its_size_and_a_larger_tensor_has_one_to_itself():
+    sizes = [10, 10, 5, 5, 30, 1, 24]
+    params = [torch.zeros(n) for n in sizes] + [torch.zeros(2, dtype=torch.float64), torch.zeros(1)]
+    groups = Bucketed.group(SimpleNamespace(bucket_bytes=100), params)
+    assert [[len(p) for p in group] for group in groups] == [[10, 10, 5], [5], [30], [1, 24], [2], [1]]
+    assert [p is q for p, q in zip(params, sum(groups, []), strict=True)] == [True] * len(params)
+
+
+def test_collectives_are_counted_one_by_one_with_their_bytes():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with CountCollectives() as count:
+            for size in (3, 5, 8):
+                dist.all_reduce(torch.zeros(size))
+            dist.broadcast(torch.zeros(2, dtype=torch.float64), 0)
+    finally:
+        dist.destroy_process_group()
+    assert count.calls == {"allreduce": 3, "broadcast": 1} and count.bytes == {
+        "allreduce": 64,
+        "broadcast": 16,
+    }
+
+
+def test_no_sync_is_the_models_own_where_it_has_one_and_settling_leaves_nothing_behind():
+    class Wrapped(GPT):
+        inside = False
+
+        @contextmanager
+        def no_sync(self):
+            self.inside = True
+            yield
+            self.inside = False
+
+    model, x = Wrapped(GPTConfig(**CONFIG, dropout=0.2)), torch.zeros(2, 16, dtype=torch.int64)
+    with no_sync(model):
+        assert model.inside
+    assert not model.inside
+    before = torch.get_rng_state()
+    settle_buckets(model, x, x)
+    assert torch.equal(torch.get_rng_state(), before) and all(p.grad is None for p in model.parameters())
+
+
+def test_several_runs_in_the_same_processes_are_the_runs_one_by_one():
+    config, runs = (
+        dict(vocab_size=20, block_size=8, n_layer=1, n_head=2, n_embd=8),
+        [dict(how="alone", steps=2), dict(how="alone", steps=3, rows=6)],
+    )
+    together = train_several(World(), config, runs)
+    for run, found in zip(runs, together, strict=True):
+        assert (
+            found["losses"] == train_together(World(), config=config, **run)["losses"]
+            and len(found["losses"]) == run["steps"]
+        )

@@ -1,0 +1,344 @@
+"""Draws follow the probabilities, a cache changes nothing, and rows of a batch are what they are alone."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinygpt.checkpoint import save_checkpoint
+from tinygpt.generate.__main__ import main
+from tinygpt.generate.sample import (  # fmt: skip
+    NextLogits,
+    check_sampling,
+    context_start,
+    generate_batch,
+    generate_texts,
+    generate_tokens,
+    prompt_ids,
+    sampling_probs,
+    stream_text,
+)
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
+
+SMALL = dict(vocab_size=257, block_size=16, n_layer=2, n_head=4, n_embd=32)
+VARIANTS = {
+    "gpt2": GPTConfig.gpt2(**SMALL),
+    "llama": GPTConfig.llama(**SMALL, n_kv_head=2),
+    "modern": GPTConfig.modern(**SMALL),
+}
+
+
+def opinionated(config):
+    torch.manual_seed(0)
+    model = GPT(config)
+    for name, p in model.named_parameters():
+        if (
+            p.dim() > 1 or "bias" in name and name != "ln_f.bias"
+        ):  # norms that favour a direction would repeat one token for ever
+            torch.nn.init.normal_(p, std=0.4)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return opinionated(VARIANTS["gpt2"])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(-20, 20), min_size=1, max_size=30),
+    st.floats(0.05, 5),
+    st.integers(0, 40),
+    st.floats(0.01, 1),
+)
+def test_sampling_probabilities_sum_to_one_and_keep_the_order(logits, temperature, top_k, top_p):
+    logits = torch.tensor(logits)
+    probs = sampling_probs(logits, temperature, top_k, top_p)
+    assert probs.sum().item() == pytest.approx(1, abs=1e-5) and (probs >= 0).all()
+    assert probs[logits.argmax()] == probs.max()
+    if top_k:
+        assert (probs > 0).sum() <= top_k
+    kept, plain = probs > 0, (logits / temperature).softmax(-1)
+    if kept.any() and not kept.all():
+        assert plain[kept].min() >= plain[~kept].max() - 1e-7  # the likeliest are kept
+
+
+def test_top_p_keeps_the_smallest_set_that_holds_p():
+    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    for top_p, kept in [(0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4)]:
+        got = sampling_probs(probs.log(), top_p=top_p)
+        assert (got > 0).sum() == kept, top_p
+        torch.testing.assert_close(got[:kept], probs[:kept] / probs[:kept].sum())
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-6])
+def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
+    logits = torch.tensor([[3.0, 2.9, -5.0], [-4.0, -4.0, -9.0]])
+    probs = sampling_probs(logits, temperature)
+    torch.testing.assert_close(probs, torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0]]))
+
+
+@pytest.mark.parametrize("top_k", [0, 4, 5, 1000])
+def test_top_k_of_zero_or_of_all_keeps_all(top_k):
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    torch.testing.assert_close(sampling_probs(logits, top_k=top_k), logits.softmax(-1))
+
+
+def test_with_ties_top_k_keeps_k_and_no_more():
+    assert (sampling_probs(torch.zeros(3, 10), top_k=4) > 0).sum(-1).tolist() == [4, 4, 4]
+
+
+def test_draws_follow_the_probabilities_and_top_k_is_not_discarded():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    probs = sampling_probs(logits, temperature=0.7, top_k=3)
+    draws = torch.multinomial(probs, 100_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    counts = torch.bincount(draws, minlength=4) / 100_000
+    expected = (logits[:3] / 0.7).softmax(-1)
+    assert counts[3] == 0 and (counts[:3] - expected).abs().max() < 0.01
+
+
+def test_temperature_zero_is_greedy_and_ties_take_the_first():
+    assert sampling_probs(torch.tensor([[0.0, 2.0], [3.0, 3.0]]), temperature=0).tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("prompt_length", [1, 5, 16, 23])
+def test_the_cache_changes_nothing_also_over_the_edge_of_the_context(name, prompt_length):
+    model = opinionated(VARIANTS[name])
+    prompt = torch.randint(257, (3, prompt_length), generator=torch.Generator().manual_seed(1))
+    out = [
+        torch.stack(
+            list(
+                generate_tokens(
+                    model, prompt, 40, generator=torch.Generator().manual_seed(2), use_cache=use_cache
+                )
+            )
+        )
+        for use_cache in (True, False)
+    ]
+    assert torch.equal(*out) and out[0].shape == (40, 3)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_scores_with_a_cache_are_those_without_at_every_length(name):
+    model = opinionated(VARIANTS[name]).eval()
+    ids = torch.randint(257, (2, 60), generator=torch.Generator().manual_seed(3))
+    cached, plain = NextLogits(model), NextLogits(model, use_cache=False)
+    with torch.no_grad():
+        for n in (1, 2, 5, *range(6, 61)):  # also several columns in one go
+            torch.testing.assert_close(cached(ids[:, :n]), plain(ids[:, :n]), rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_rows_of_a_ragged_batch_are_what_they_are_alone(name, use_cache):
+    model, g = opinionated(VARIANTS[name]), torch.Generator().manual_seed(0)
+    prompts = [
+        torch.randint(257, (n,), generator=g).tolist() for n in (3, 1, 16, 9, 30, 17)
+    ]  # the context is 16
+    together = generate_batch(model, prompts, 40, temperature=0, use_cache=use_cache)
+    for prompt, row in zip(prompts, together):
+        reference = torch.stack(
+            list(generate_tokens(model, torch.tensor([prompt]), 40, temperature=0, use_cache=False))
+        )
+        assert row == reference[:, 0].tolist() and len(set(row)) > 5  # not one token over and over
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 12))
+def test_ragged_batches_of_any_lengths_are_what_they_are_alone(lengths, new):
+    model = opinionated(VARIANTS["llama"])
+    prompts = [[(7 * i + 13 * n) % 257 for i in range(n)] for n in lengths]
+    assert generate_batch(model, prompts, new, temperature=0) == [
+        generate_batch(model, [p], new, temperature=0)[0] for p in prompts
+    ]
+
+
+def test_each_row_draws_from_its_own_seed(model):
+    prompts = [[1, 2, 3], [9], [1, 2, 3], [4] * 20]
+    together = generate_batch(model, prompts, 12, seed=5)
+    assert together == [generate_batch(model, [p], 12, seed=5 + r)[0] for r, p in enumerate(prompts)]
+    assert (
+        together == generate_batch(model, prompts, 12, seed=5) != generate_batch(model, prompts, 12, seed=6)
+    )
+    assert together[0] != together[2]  # one prompt, two seeds
+    assert generate_batch(model, prompts, 12) != generate_batch(model, prompts, 12)
+    seeded = generate_tokens(model, torch.tensor([[9]]), 12, generator=torch.Generator().manual_seed(6))
+    assert together[1] == [token.item() for token in seeded]
+
+
+def test_a_row_ends_at_eot_and_the_others_go_on(model):
+    prompts = [[1, 2, 3], [9], [4] * 7]
+    plain = generate_batch(model, prompts, 12, temperature=0)
+    eot = next(token for token in plain[0] if token not in plain[1])
+    ended = generate_batch(model, prompts, 12, temperature=0, eot=eot)
+    for row, full in zip(ended, plain):
+        assert row == (full[: full.index(eot)] if eot in full else full)
+    assert len(ended[0]) < 12 == len(ended[1])
+
+
+def test_columns_in_which_no_row_draws_are_read_in_one_go(model):
+    calls = []
+    hook = model.register_forward_hook(lambda module, args, output: calls.append(args[0].shape[1]))
+    generate_batch(model, [[1, 2], [3] * 12], 3, temperature=0)
+    hook.remove()
+    assert calls == [2, 1, 1, 8, 1, 1]  # two given, three drawn; then on to the twelfth, and three drawn
+
+
+def test_a_batch_without_rows_or_without_new_tokens_is_empty_and_an_empty_prompt_is_refused(model):
+    assert generate_batch(model, [], 5) == [] and generate_batch(model, [[1], [2, 3]], 0) == [[], []]
+    with pytest.raises(UserError, match="empty"):
+        generate_batch(model, [[1], []], 5)
+
+
+def test_a_batch_leaves_the_model_in_its_mode_also_after_an_error(model):
+    model.train()
+    generate_batch(model, [[1]], 2)
+    assert model.training
+    with pytest.raises(IndexError):
+        generate_batch(model, [[10_000]], 2)
+    assert model.training
+
+
+@given(st.integers(1, 500), st.integers(1, 40))
+def test_what_the_model_sees_is_never_empty_nor_too_long_and_only_moves_on(n, block_size):
+    assert 0 < n - context_start(n, block_size) <= block_size
+    assert context_start(n + 1, block_size) >= context_start(n, block_size)
+    if n <= block_size:
+        assert context_start(n, block_size) == 0
+
+
+def test_a_seed_repeats_the_text_and_rows_differ(model):
+    prompt = torch.zeros(8, 1, dtype=torch.long)
+    draw = lambda seed: torch.stack(
+        list(generate_tokens(model, prompt, 5, generator=torch.Generator().manual_seed(seed)))
+    )
+    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
+    assert len(set(draw(1)[0].tolist())) > 1  # also the first token
+
+
+def test_greedy_equals_the_argmax_of_the_model(model):
+    ids = torch.tensor([[5, 6, 7]])
+    for token in generate_tokens(model, ids, 8, temperature=0):
+        assert token.item() == model.eval()(ids)[0][0, -1].argmax().item()
+        ids = torch.cat([ids, token[:, None]], dim=1)
+
+
+def test_ids_of_the_padding_are_never_drawn(model):
+    tokens = torch.stack(
+        list(generate_tokens(model, torch.zeros(64, 1, dtype=torch.long), 15, temperature=50.0))
+    )
+    assert model.wte.num_embeddings > 257 > tokens.max() >= 200
+
+
+def test_the_model_comes_back_in_the_mode_it_was_in(model):
+    model.train()
+    tokens = generate_tokens(model, torch.tensor([[1]]), 3)
+    next(tokens)
+    tokens.close()  # the reader stopped early
+    assert model.training
+
+
+class Scripted(torch.nn.Module):
+    "Says given ids one after the other."
+
+    def __init__(self, ids):
+        super().__init__()
+        self.config, self.ids, self.at = GPTConfig.gpt2(**SMALL), ids, 0
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, idx, cache=None):
+        logits = torch.zeros(1, idx.shape[1], 257)
+        logits[0, -1, self.ids[self.at]] = 100.0
+        self.at += 1
+        return logits, None
+
+
+def test_streaming_gives_whole_characters_and_stops_at_eot():
+    ids = [*"né日".encode(), 256, *b"never said"]
+    pieces = list(stream_text(Scripted(ids), ByteTokenizer(), "", 20))
+    assert pieces == ["n", "é", "日"]
+
+
+def test_streaming_a_half_character_at_the_end_does_not_crash():
+    assert "".join(stream_text(Scripted(list("é".encode()[:1])), ByteTokenizer(), "", 1)) == "\ufffd"
+
+
+def test_an_empty_prompt_and_one_longer_than_the_context_work(model):
+    assert isinstance("".join(stream_text(model, ByteTokenizer(), "", 5, seed=0)), str)
+    assert isinstance("".join(stream_text(model, ByteTokenizer(), "long " * 50, 5, seed=0)), str)
+    with pytest.raises(UserError, match="empty"):
+        next(generate_tokens(model, torch.zeros(1, 0, dtype=torch.long), 1))
+
+
+@pytest.mark.parametrize("bad, name", [(dict(temperature=-1.0), "temperature"), (dict(temperature=float("nan")), "temperature"),
+                                       (dict(temperature=float("inf")), "temperature"),
+                                       (dict(top_k=-1), "top_k"), (dict(top_p=0.0), "top_p"), (dict(top_p=1.5), "top_p")])  # fmt: skip
+def test_sampling_settings_that_mean_nothing_are_refused(bad, name):
+    with pytest.raises(UserError, match=name):
+        check_sampling(**{**dict(temperature=1.0, top_k=0, top_p=1.0), **bad})
+
+
+def test_the_command_writes_text_and_answers_mistakes_with_2(model, tmp_path, capsys):
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", copy.deepcopy(model), ByteTokenizer())
+    run = str(tmp_path / "run")
+    assert main([run, "--prompt", "Hello", "--max-new-tokens", "8", "--seed", "1", "--device", "cpu"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("Hello")
+    main([run, "--prompt", "Hello", "--max-new-tokens", "8", "--seed", "1", "--device", "cpu"])
+    assert capsys.readouterr().out == first
+    for wrong, named in [(["nowhere"], "nowhere"), ([run, "--top-p", "7"], "top_p = 7"), ([run, "--device", "tpu"], "tpu"), ([], "run"),
+                         ([run, "--top-k", "many"], "--top-k"), ([run, "--num-samples", "0"], "num_samples = 0"), ([run, "--tmperature", "1"], "--tmperature"),
+                         ([run, "--max-new-tokens", "-3"], "max_new_tokens = -3"), ([run, "--best"], "validation loss")]:  # fmt: skip
+        assert main(wrong) == 2
+        out, err = capsys.readouterr()
+        assert err.startswith("error: ") and err.count("\n") == 1 and named in err and out == ""
+
+
+def test_several_prompts_and_samples_are_written_in_one_batch_as_they_would_be_alone(model, tmp_path, capsys):
+    save_checkpoint(tmp_path / "c", copy.deepcopy(model), ByteTokenizer())
+    how = [str(tmp_path / "c"), "--max-new-tokens", "8", "--device", "cpu"]
+    assert (
+        main([*how, "--prompt", "Hello", "--prompt", "A longer one", "--num-samples", "2", "--seed", "3"])
+        == 0
+    )
+    texts = capsys.readouterr().out.removesuffix("\n").split("\n" + "-" * 40 + "\n")
+    assert len(texts) == 4 and texts[0] != texts[1]
+    for i, (prompt, text) in enumerate(zip(["Hello", "Hello", "A longer one", "A longer one"], texts)):
+        main([*how, "--prompt", prompt, "--seed", str(3 + i)])
+        assert capsys.readouterr().out == text + "\n"
+
+
+def test_a_prompt_longer_than_the_context_says_what_the_model_sees(model, tmp_path, capsys):
+    save_checkpoint(tmp_path / "c", copy.deepcopy(model), ByteTokenizer())
+    assert main([str(tmp_path / "c"), "--prompt", "x" * 30, "--max-new-tokens", "4", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert (
+        out.startswith("x" * 30)
+        and err == "note: the prompt has 31 tokens, the context 16: the model sees its last 15\n"
+    )
+
+
+def test_texts_of_a_batch_are_those_of_the_stream(model):
+    prompts = ["", "Hello", "n" * 40]
+    texts = generate_texts(model, ByteTokenizer(), prompts, 20, seed=7)
+    assert texts == [
+        "".join(stream_text(model, ByteTokenizer(), p, 20, seed=7 + i)) for i, p in enumerate(prompts)
+    ]
+
+
+def test_a_text_begins_as_documents_do():
+    assert prompt_ids(ByteTokenizer(), "") == [256] and prompt_ids(ByteTokenizer(), "ab") == [256, 97, 98]
+
+
+def test_a_prompt_with_characters_the_tokenizer_does_not_know_is_one_sentence(tmp_path, capsys):
+    tokenizer = CharTokenizer.train("abc")
+    save_checkpoint(
+        tmp_path / "c", GPT(GPTConfig.gpt2(**{**SMALL, "vocab_size": tokenizer.n_vocab})), tokenizer
+    )
+    assert main([str(tmp_path / "c"), "--prompt", "abx", "--device", "cpu"]) == 2
+    assert "x" in capsys.readouterr().err

@@ -1,0 +1,256 @@
+"""FLOPs against torch's counter, the peak table, and the meter under a clock of our own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tinygpt.measure.memory import used_memory
+from tinygpt.measure.speed import (  # fmt: skip
+    PEAKS,
+    StepMeter,
+    datasheet,
+    describe,
+    flops_by_part,
+    flops_per_token,
+    machine_peak,
+    measure_bandwidth,
+    measure_peak_flops,
+    si,
+)
+from tinygpt.model import GPT, GPTConfig
+
+SHAPE = dict(vocab_size=384, block_size=48, n_layer=3, n_head=4, n_embd=64)
+MODELS = {
+    "gpt2": GPTConfig.gpt2(**SHAPE),
+    "gpt2 untied": GPTConfig.gpt2(**SHAPE | dict(tie_weights=False)),
+    "llama": GPTConfig.llama(**SHAPE),
+    "llama with grouped queries": GPTConfig.llama(**SHAPE | dict(n_kv_head=2)),
+    "modern": GPTConfig.modern(**SHAPE),
+    "odd hidden width": GPTConfig.modern(**SHAPE | dict(mlp_hidden=100, n_kv_head=1)),
+}
+
+
+def counted(config, training, backend=SDPBackend.MATH, device="cpu"):
+    "FLOPs per token by torch's counter."
+    model, (B, T) = GPT(config).to(device), (2, config.block_size)
+    x = torch.randint(config.vocab_size, (B, T), device=device)
+    with sdpa_kernel(backend), FlopCounterMode(display=False) as counter:
+        loss = model(x, x)[1]
+        if training:
+            loss.backward()
+    return counter.get_total_flops() / (B * T)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_per_token_are_those_of_torchs_counter(name, training):
+    config = MODELS[name]
+    assert flops_per_token(config, training=training) == pytest.approx(counted(config, training), rel=1e-3)
+
+
+def test_flops_follow_the_length_of_the_rows_not_the_configs_limit():
+    long = GPTConfig.gpt2(**SHAPE | dict(block_size=480))
+    assert flops_per_token(long, block_size=48) == flops_per_token(MODELS["gpt2"])
+    assert flops_by_part(long)["attention"] == 10 * flops_by_part(MODELS["gpt2"])["attention"]
+
+
+def test_flops_of_gpt2_small_by_hand():
+    forward = 12 * (2 * 768 * (3 * 768 + 768 + 8 * 768) + 4 * 1024 * 768) + 2 * 768 * 50257
+    assert flops_per_token(GPTConfig(), training=False) == forward
+    assert flops_per_token(GPTConfig()) == 3 * forward
+
+
+def test_padding_of_the_vocabulary_is_no_work():
+    assert flops_by_part(GPTConfig.gpt2(**SHAPE | dict(vocab_size=300)))["head"] == 2 * 64 * 300
+
+
+def test_the_fused_kernel_of_the_cpu_counts_as_nothing():
+    config = MODELS["gpt2"]
+    missing = flops_per_token(config, training=False) - counted(config, False, SDPBackend.FLASH_ATTENTION)
+    assert missing == flops_by_part(config)["attention"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_on_a_gpu_are_those_of_torchs_counter(name):
+    assert flops_per_token(MODELS[name]) == pytest.approx(
+        counted(MODELS[name], True, device="cuda"), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("name, key", [
+    ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A10", "A10"), ("NVIDIA L4", "L4"), ("NVIDIA L40S", "L40S"), ("Tesla T4", "T4"),
+    ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200"), ("Tesla V100-SXM2-16GB", "V100"),
+    ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("AMD Instinct MI300X", "MI300X"),
+])  # fmt: skip
+def test_a_gpu_is_found_in_the_table_by_the_name_that_torch_gives(name, key):
+    assert datasheet(name) is PEAKS[key]
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA GeForce GTX 1080", "NVIDIA A1000", "NVIDIA L400", "", "NVIDIA A10G"]
+)
+def test_an_unknown_gpu_is_not_taken_for_another(name):
+    assert datasheet(name) is None
+
+
+def test_every_peak_has_a_source_and_half_precision_is_faster():
+    for name, peak in PEAKS.items():
+        assert peak.source and peak.single < peak.half and peak.bandwidth > 100, name
+
+
+def test_the_measured_peak_is_reached_by_no_product_and_missed_by_little_by_the_best():
+    peak = measure_peak_flops()
+    a = torch.randn(512, 512)
+    from tinygpt.support import measure_time
+
+    best = 2 * 512**3 / measure_time(lambda: a @ a, repeats=20).min
+    assert 0.2 * peak < best < 2 * peak  # wide, since other processes take turns
+
+
+def test_measuring_the_peak_leaves_the_random_numbers_of_a_run_alone():
+    before = torch.get_rng_state()
+    measure_peak_flops()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_peak_is_measured_once(monkeypatch):
+    import tinygpt.measure.speed as measure
+
+    calls = []
+    monkeypatch.setattr(measure, "measure_peak_flops", lambda *a: calls.append(a) or 1e12)
+    measure._peak.cache_clear()
+    try:
+        assert machine_peak("cpu", torch.float32) == machine_peak(torch.device("cpu"), torch.float32)
+        assert len(calls) == 1 and "1 TFLOP/s" in machine_peak()[1] and "float32" in machine_peak()[1]
+    finally:
+        measure._peak.cache_clear()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_stays_below_its_datasheet():
+    sheet = datasheet(torch.cuda.get_device_name())
+    if sheet is None:
+        pytest.skip("this GPU is not in the table")
+    assert 0.3 < machine_peak("cuda", torch.bfloat16)[0] / (sheet.half * 1e12) < 1.05
+    assert 0.5 < measure_bandwidth("cuda", 1024) / (sheet.bandwidth * 1e9) < 1.05
+
+
+def test_bandwidth_is_that_of_a_memory():
+    assert 1e8 < measure_bandwidth(megabytes=64) < 1e13
+
+
+class Clock:
+    "Seconds that a test sets."
+
+    def __init__(self, now):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize("start", [0.0, 12345.6, 1.7e9], ids=["zero", "uptime", "date"])
+def test_throughput_does_not_depend_on_what_the_clock_shows(start):  # divided by a timestamp it would
+    clock = Clock(start)
+    meter = StepMeter(flops_per_token=6e6, peak_flops=1e10, clock=clock)
+    for _ in range(3):
+        for _ in range(10):
+            clock.now += 0.5
+            meter.add(256)
+        reading = meter.read()
+        assert reading["tokens_per_second"] == pytest.approx(512, rel=1e-3)
+        assert reading["mfu"] == pytest.approx(512 * 6e6 / 1e10, abs=1e-3)
+
+
+def test_each_reading_counts_only_what_came_after_the_one_before():
+    clock = Clock(100.0)
+    meter = StepMeter(1, 1, clock=clock)
+    for seconds in (1.0, 4.0, 2.0):
+        clock.now += seconds
+        meter.add(1000)
+        assert meter.read()["tokens_per_second"] == 1000 / seconds
+
+
+def test_time_in_a_pause_is_not_counted():
+    clock = Clock(50.0)
+    meter = StepMeter(1, 1, clock=clock)
+    clock.now += 1
+    meter.add(100)
+    with meter.pause():
+        clock.now += 1000
+    clock.now += 1
+    meter.add(100)
+    assert meter.read()["tokens_per_second"] == 100
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.floats(0, 2e9),
+    st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(0, 10**6), st.booleans()), min_size=1, max_size=20),
+)
+def test_tokens_over_time_for_any_run(start, events):
+    clock = Clock(start)
+    meter, tokens, seconds = StepMeter(1, 1, clock=clock), 0, 0.0
+    for duration, count, paused in events:
+        before = clock.now
+        if paused:
+            with meter.pause():
+                clock.now += duration
+        else:
+            clock.now += duration
+            meter.add(count)
+            tokens, seconds = tokens + count, seconds + clock.now - before
+    want = tokens / seconds if seconds else 0.0
+    assert meter.read()["tokens_per_second"] == pytest.approx(want, rel=0.01, abs=0.1)
+
+
+def test_a_clock_that_stood_still_gives_a_number_that_json_knows():
+    meter = StepMeter(1, 1, clock=Clock(5.0))
+    meter.add(10)
+    assert json.loads(json.dumps(meter.read()))["tokens_per_second"] == 0.0
+
+
+def test_a_reading_tells_the_memory_and_fits_into_a_bar():
+    meter = StepMeter(1e6, 1e9, clock=Clock(0.0))
+    meter.clock.now = 2.0
+    meter.add(1000)
+    reading = meter.read()
+    assert reading["memory_gb"] == pytest.approx(used_memory() / 1e9, rel=0.01)
+    assert describe(reading).startswith("500 tokens/s, MFU 50%, ") and describe(reading).endswith(" GB")
+    assert describe({"tokens_per_second": 12345.0, "mfu": 0.123}) == "12.3 k tokens/s, MFU 12%"
+
+
+@pytest.mark.parametrize(
+    "x, text", [(0.5, "0.5 "), (999, "999 "), (12345, "12.3 k"), (1.5e9, "1.5 G"), (2.5e15, "2.5 P")]
+)
+def test_numbers_are_written_with_three_digits_and_a_prefix(x, text):
+    assert si(x) == text
+
+
+def test_python_m_measure_prints_the_plan_and_tells_a_mistake_in_one_line():
+    command = [
+        sys.executable,
+        "-m",
+        "tinygpt.measure.speed",
+        "--memory",
+        "4",
+        "--speed",
+        "1",
+        "--tokens",
+        "1B",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "the largest that trains in 4.0 GB is" in done.stdout and not done.stderr
+    done = subprocess.run([*command, "--batch-size", "many"], capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "'many'" in done.stderr

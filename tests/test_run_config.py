@@ -1,0 +1,108 @@
+import dataclasses
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinygpt.run.config import TrainConfig, config_from_dict, load_config
+from tinygpt.run.presets import preset
+from tinygpt.support import UserError
+
+GROUPS = [f.default_factory for f in dataclasses.fields(TrainConfig)]
+FIELDS = [f.name for g in GROUPS for f in dataclasses.fields(g)]
+
+
+def test_names_are_unique_over_all_groups_so_that_flags_can_be_flat():
+    assert len(FIELDS) == len(set(FIELDS))
+
+
+@given(
+    st.builds(
+        TrainConfig,
+        run=st.builds(GROUPS[0]),
+        optim=st.builds(GROUPS[3], betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.99))),
+    )
+)
+def test_a_config_survives_json(config):
+    assert config_from_dict(json.loads(json.dumps(asdict(config)))) == config
+
+
+@pytest.mark.parametrize("text, words", [
+    ("{", "not json"), ("[]", "no settings"), ('{"optim": {"lr": 1}}', "optim.lr"), ('{"typo": {}}', "typo"), ('{"optim": 3}', "optim"),
+])  # fmt: skip
+def test_a_broken_config_file_is_one_sentence(tmp_path, text, words):
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(UserError, match=words):
+        load_config(tmp_path / "c.json")
+
+
+BAD = [
+    ("model", "n_head", 5, "n_head"), ("model", "block_size", 0, "block_size"), ("optim", "max_steps", 0, "max_steps = 0"),
+    ("optim", "max_steps", -3, "max_steps = -3"), ("optim", "learning_rate", -1.0, "learning_rate"), ("optim", "betas", (0.9, 1.0), "betas"),
+    ("optim", "schedule", "linear", "schedule = 'linear'"), ("data", "batch_size", 0, "batch_size"), ("data", "micro_batch_size", 99, "micro_batch_size"),
+    ("data", "data", "nowhere.txt", "nowhere.txt"), ("data", "tokenizer", "nope", "tokenizer = nope"), ("run", "name", "a/b", "a/b"), ("run", "name", "", "name"),
+    ("system", "device", "cuda:77", "cuda:77"), ("system", "dtype", "float16", "float16"), ("system", "threads", -1, "threads"),
+    ("optim", "learning_rate", "fast", "learning_rate = 'fast'"), ("optim", "max_steps", 1.5, "max_steps = 1.5"), ("data", "batch_size", True, "batch_size = True"),
+    ("optim", "eps", float("nan"), "eps = nan"), ("eval", "keep", 0, "keep"), ("eval", "log_every", 0, "log_every"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("group, name, value, words", BAD)
+def test_a_bad_value_is_named(group, name, value, words):
+    config = preset("laptop")
+    config.system.device = "cpu"
+    setattr(getattr(config, group), name, value)
+    problems = config.problems()
+    assert len(problems) == 1 and words in problems[0], problems
+
+
+def test_all_problems_are_reported_together():
+    config = preset("laptop")
+    config.model.n_head, config.optim.max_steps, config.data.data, config.system.device = (
+        5,
+        0,
+        "nowhere",
+        "tpu",
+    )
+    with pytest.raises(UserError) as error:
+        config.check()
+    assert all(word in str(error.value) for word in ("n_head", "max_steps = 0", "nowhere", "tpu"))
+
+
+@pytest.mark.parametrize("name, value", [("tensorboard", True), ("wandb", "lessons")])
+def test_a_package_that_is_asked_for_and_missing_is_named_before_work_starts(monkeypatch, name, value):
+    config = preset("laptop")
+    setattr(config.run, name, value)
+    monkeypatch.setattr("tinygpt.run.config.find_spec", lambda package: None)
+    assert [p for p in config.problems() if f"pip install {name}" in p]
+
+
+@pytest.mark.parametrize("group, name, value", [
+    ("data", "micro_batch_size", 0), ("data", "micro_batch_size", -1), ("optim", "learning_rate", True), ("optim", "betas", (0.9, False)),
+])  # fmt: skip
+def test_no_rows_at_all_and_true_in_place_of_a_number_are_refused(group, name, value):
+    config = preset("laptop")
+    config.system.device = "cpu"
+    setattr(getattr(config, group), name, value)
+    assert [p for p in config.problems() if p.startswith(name)]
+
+
+def test_a_config_made_from_another_leaves_that_one_as_it_was():
+    base = preset("laptop")
+    made = config_from_dict({"optim": {"max_steps": 7}}, base)
+    assert (
+        made.optim.max_steps == 7
+        and base == preset("laptop")
+        and made.data == base.data
+        and made.data is not base.data
+    )
+
+
+def test_the_runs_folder_is_its_name_in_the_place_for_runs(monkeypatch, tmp_path):
+    config = preset("laptop")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    config.run.out, config.run.name = "~/models", "mine"
+    assert config.folder == tmp_path / "models" / "mine"

@@ -1,0 +1,516 @@
+"""The trainer on several processes: the same run as on one, whichever way it is spread; stopped and resumed; all ranks of one mind."""
+
+import json
+import math
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from two_hosts import TwoHosts, why_not
+
+import tinygpt.train as train_module
+from tinygpt.checkpoint import checkpoints
+from tinygpt.ddp.world import World, run_processes
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.precision import Policy
+from tinygpt.run.parallel import Single, Zero, any_rank, choose_parallel, make_optimizer, on_all, on_first
+from tinygpt.run.presets import preset
+from tinygpt.run.report import read_metrics
+from tinygpt.support import UserError
+from tinygpt.train import train
+
+SAVING = {
+    "ddp": dict(checkpoint_activations=True, loss_chunk=20),
+    "zero": dict(loss_chunk=20),
+    "fsdp": dict(checkpoint_activations=True),
+}  # for AdamW
+WAYS = [("ddp", "adamw"), ("zero", "adamw"), ("fsdp", "adamw"), ("ddp", "muon"), ("zero", "muon")]
+RESUMED = [
+    ("ddp", "muon", "shard"),
+    ("zero", "adamw", "shard"),
+    ("zero", "muon", "random"),
+    ("ddp", "adamw", "random"),
+    ("zero", "muon", "stream"),
+    ("ddp", "adamw", "stream"),
+]
+
+
+def make_config(folder, words, name, optimizer="adamw", parallel="auto", steps=50, dropout=0.0, **data):
+    config = preset("laptop")
+    config.run.out, config.run.name = str(folder), name
+    config.system = replace(
+        config.system, device="cpu", parallel=parallel, dtype="float32"
+    )  # the same on every CPU
+    if optimizer == "adamw":
+        config.system = replace(config.system, **SAVING.get(parallel, {}))
+    config.data = replace(
+        config.data, data=str(words), tokenizer="byte", batch_size=12, micro_batch_size=2, **data
+    )
+    config.model = GPTConfig.llama(
+        vocab_size=257, block_size=16, n_layer=2, n_head=2, n_kv_head=1, n_embd=32, dropout=dropout
+    )
+    config.optim = replace(
+        config.optim, optimizer=optimizer, learning_rate=3e-3, max_steps=steps, warmup_steps=2, clip=0.5
+    )
+    config.eval = replace(
+        config.eval,
+        eval_every=20,
+        eval_tokens=300,
+        final_eval_tokens=2000,
+        save_every=0,
+        sample_tokens=3,
+        log_every=7,
+        keep=10,
+    )
+    return config
+
+
+def weights(model):
+    return {
+        n: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().double()
+        for n, p in model.named_parameters()
+    }
+
+
+def run_ways(world, folder, words, ways):
+    "Losses, validation loss and weights of each way, on this rank."
+    found = {}
+    for parallel, optimizer in ways:
+        result = train(
+            make_config(folder, words, f"{parallel}-{optimizer}-{world.world_size}", optimizer, parallel),
+            progress="none",
+        )
+        found[parallel, optimizer] = result.losses, result.val.loss, weights(result.model)
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    "(a folder for runs, a text file); beside the text its lines as documents."
+    folder = tmp_path_factory.mktemp("parallel")
+    path = folder / "words.txt"
+    lines = [
+        f"The {i % 17}th of {i % 12} months is a good day for number {i}. Or is it?\n" for i in range(300)
+    ]
+    path.write_text("".join(lines), encoding="utf-8")
+    path.with_suffix(".jsonl").write_text(
+        "".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8"
+    )
+    return folder, path
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    "What one process gets, for each optimizer."
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    results = {o: train(make_config(*place, f"alone-{o}", o), progress="none") for o in ("adamw", "muon")}
+    torch.set_num_threads(before)
+    return {o: (r.losses, r.val.loss, weights(r.model)) for o, r in results.items()}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_way_of_training_gives_the_losses_of_one_process(place, alone, size):
+    ranks = run_processes(run_ways, size, *place, WAYS, timeout=300)
+    for (parallel, optimizer), (losses, val, model) in ranks[0].items():
+        expected, expected_val, expected_model = alone[optimizer]
+        assert len(losses) == 50 and losses[-1] < losses[0] - 1
+        assert losses == pytest.approx(expected, abs=1e-4), (parallel, optimizer)
+        assert losses[:10] == pytest.approx(expected[:10], abs=1e-5), (parallel, optimizer)
+        assert val == pytest.approx(expected_val, abs=1e-4)
+        assert max((model[n] - expected_model[n]).abs().max() for n in model) < 1e-3, (parallel, optimizer)
+        for other in ranks[1:]:
+            assert other[parallel, optimizer][:2] == (losses, val)
+            assert all(torch.equal(other[parallel, optimizer][2][n], model[n]) for n in model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_muon_gets_its_settings_and_the_format_of_the_run(place, dtype):
+    config = make_config(*place, "settings", "muon")
+    config.system.dtype, config.optim.muon_weight_decay, config.optim.weight_decay = dtype, 0.3, 0.2
+    model = GPT(config.model)
+    one, line = make_optimizer(config, model)
+    spread = Zero(model, World())
+    for optimizer, said in ((one, line), (spread, spread.make_optimizer(config))):
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        assert optimizer.optimizers[0].dtype == getattr(torch, dtype) and f"({dtype} Newton-Schulz)" in said
+        assert {group["weight_decay"] for group in optimizer.optimizers[0].param_groups} == {0.3}
+        assert [group["weight_decay"] for group in optimizer.optimizers[1].param_groups] == [0.2, 0.0]
+
+
+def run_in_bfloat16(world, folder, words):
+    config = make_config(
+        folder,
+        words,
+        f"bf16-{world.world_size}",
+        "muon",
+        "zero" if world.world_size > 1 else "auto",
+        steps=25,
+    )
+    config.system.dtype = "bfloat16"
+    return train(config, progress="none").losses
+
+
+def test_in_bfloat16_too_several_processes_give_the_losses_of_one(place, alone):
+    (one, _), short = run_processes(run_in_bfloat16, 2, *place, timeout=300), run_in_bfloat16(World(), *place)
+    assert short != alone["muon"][0][:25], "it was another format"
+    assert one == pytest.approx(short, abs=5e-3)  # its rounding: 2**-9 of each number in a product
+
+
+def run_and_resume(world, folder, words, ways):
+    "For each way: (losses of a whole run, of one that stopped at step 7 and went on; whether the weights are the same bits)."
+    found = {}
+    for parallel, optimizer, loader in ways:
+        name = f"whole-{parallel}-{optimizer}-{loader}-{world.world_size}"
+        source = words.with_suffix(".jsonl") if loader == "stream" else words
+        config = make_config(folder, source, name, optimizer, parallel, 20, dropout=0.2, loader=loader)
+        config.eval = replace(config.eval, save_every=7)
+        whole = train(config, progress="none")
+        config.run.name = "stopped" + config.run.name
+        if world.is_main:
+            shutil.copytree(whole.run, config.folder)
+            for later in checkpoints(config.folder)[1:]:
+                shutil.rmtree(later)
+        on_all(world, lambda: None)
+        resumed = train(config, resume=True, progress="none")
+        same = all(
+            torch.equal(a, b) for a, b in zip(weights(whole.model).values(), weights(resumed.model).values())
+        )
+        found[parallel, optimizer, loader] = whole.losses[7:], resumed.losses, same
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_resumed_run_on_several_processes_equals_the_uninterrupted_one_bit_for_bit(place, size):
+    for rank in run_processes(run_and_resume, size, *place, RESUMED, timeout=300):
+        for way, (whole, resumed, same) in rank.items():
+            assert resumed == whole and same, way
+
+
+def resume_all(world, folder, words, names):
+    "The losses of runs that go on on this number of processes."
+    found = {}
+    for name, parallel, optimizer in names:
+        config = make_config(folder, words, f"{name}-on-{world.world_size}", optimizer, parallel)
+        if world.is_main:
+            shutil.copytree(folder / name, config.folder)
+            for later in checkpoints(config.folder)[1:]:
+                shutil.rmtree(later)
+        on_all(world, lambda: None)
+        found[name, parallel] = train(config, resume=True, progress="none").losses
+    return found
+
+
+def begin_all(world, folder, words, names):
+    for name, parallel, optimizer in names:
+        config = make_config(folder, words, name, optimizer, parallel)
+        config.eval = replace(config.eval, save_every=25)
+        train(config, progress="none")
+
+
+def test_a_run_goes_on_on_another_number_of_processes_and_in_another_way(place, alone):
+    folder, words = place
+    begun = [
+        ("zero-a", "zero", "adamw"),
+        ("zero-m", "zero", "muon"),
+        ("ddp-m", "ddp", "muon"),
+        ("fsdp-a", "fsdp", "adamw"),
+    ]
+    run_processes(begin_all, 2, folder, words, begun, timeout=300)
+    on_three = run_processes(
+        resume_all,
+        3,
+        folder,
+        words,
+        [("zero-a", "fsdp", "adamw"), ("zero-m", "zero", "muon"), ("fsdp-a", "zero", "adamw")],
+        timeout=300,
+    )[0]
+    on_one = resume_all(World(), folder, words, [(n, "auto", o) for n, _, o in begun])
+    for (name, way), losses in [*on_three.items(), *on_one.items()]:
+        expected = alone["adamw" if name.endswith("-a") else "muon"][0][25:]
+        assert losses == pytest.approx(expected, abs=2e-4), (name, way)
+
+
+def one_mind(world, folder, words):
+    "Small questions to the helpers, on each rank."
+
+    def only_on(rank, message):
+        def fn():
+            if world.rank == rank:
+                raise UserError(message)
+            return world.rank
+
+        return fn
+
+    found = [
+        any_rank(world, world.rank == 1),
+        any_rank(world, False),
+        on_first(world, lambda: world.rank + 5),
+        on_all(world, lambda: world.rank),
+    ]
+    for fn in (
+        lambda: on_all(world, only_on(1, "no file here")),
+        lambda: on_first(world, only_on(0, "the folder exists")),
+    ):
+        try:
+            fn()
+            found.append("went on")
+        except UserError as error:
+            found.append(str(error))
+    return found
+
+
+def test_the_ranks_decide_together(place):
+    first, second = run_processes(one_mind, 2, *place)
+    assert first == [True, False, 5, 0, "no file here", "the folder exists"]
+    assert second == [True, False, 5, 1, "no file here", "the folder exists"]
+
+
+def bad_things(world, folder, words):
+    "A signal that only rank 1 gets; a NaN that only rank 1 meets; a folder that is there already; a batch that does not divide."
+    found = {}
+    config = make_config(folder, words, "signalled", steps=30)
+    count, old = [0], train_module.accumulate_gradients
+
+    def signal_at_5(*args, **kw):
+        count[0] += 1
+        if count[0] == 5 and world.rank == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return old(*args, **kw)
+
+    train_module.accumulate_gradients = signal_at_5
+    result = train(config, progress="none")
+    found["signalled"] = result.steps, result.finished, [c.name for c in checkpoints(config.folder)]
+
+    def poison_at_3(*args, **kw):
+        count[0] += 1
+        scale = args[6] if count[0] != 3 or world.rank == 0 else lambda loss: loss * math.nan
+        return old(*args[:6], scale, *args[7:], **kw)
+
+    count[0], train_module.accumulate_gradients = 0, poison_at_3
+    config = make_config(folder, words, "poisoned", "adamw", "zero", steps=6)
+    model = train(config, progress="none").model
+    found["poisoned"] = all(bool(p.isfinite().all()) for p in model.parameters())
+    train_module.accumulate_gradients = old
+    for name, change in {"exists": {}, "uneven": dict(name="uneven", batch_size=13)}.items():
+        config.run.name = change.pop("name", config.run.name)
+        config.data = replace(config.data, **change)
+        try:
+            train(config, progress="none")
+        except UserError as error:
+            found[name] = str(error)
+    return found
+
+
+def test_a_signal_or_a_mistake_on_one_rank_is_one_on_all(place):
+    for found in run_processes(bad_things, 2, *place, timeout=200):
+        assert found["signalled"] == (5, False, ["step_000005"])
+        assert found["poisoned"]
+        assert "exists: go on with it by --resume" in found["exists"]
+        assert "batch_size = 13" in found["uneven"]
+
+
+def scaled_runs(world, folder, words):
+    "For each way: (the scales of a run with a loss scaler in which rank 1 alone meets an overflow in step 3, last loss, weights)."
+    found, count, old = {}, [0], train_module.accumulate_gradients
+    train_module.choose_policy = lambda *_: Policy(
+        world.device, torch.float32, "for a test", scaler=True
+    )  # float16 itself needs a GPU
+
+    def overflow_at_3(*args, **kw):
+        count[0] += 1
+        scale = args[6] if count[0] != 3 or world.rank == 0 else lambda loss: loss * math.inf
+        return old(*args[:6], scale, *args[7:], **kw)
+
+    train_module.accumulate_gradients = overflow_at_3
+    for parallel, optimizer in [("ddp", "adamw"), ("zero", "adamw"), ("zero", "muon")]:
+        count[0] = 0
+        config = make_config(folder, words, f"scaled-{parallel}-{optimizer}", optimizer, parallel, steps=8)
+        result = train(config, progress="none")
+        scales = (
+            [line["loss_scale"] for line in read_metrics(config.folder) if "loss_scale" in line]
+            if world.is_main
+            else None
+        )
+        found[parallel, optimizer] = scales and scales[-1], result.losses, weights(result.model)
+    return found
+
+
+def test_an_overflow_on_one_rank_skips_the_step_and_halves_the_scale_on_all(place):
+    first, second = run_processes(scaled_runs, 2, *place, timeout=200)
+    for way, (scale, losses, model) in first.items():
+        assert scale == 2.0**15, way
+        assert (
+            all(map(math.isfinite, losses))
+            and losses[3] == pytest.approx(losses[2], abs=0.5)
+            and losses[-1] < losses[0]
+        )
+        assert second[way][1] == losses and all(
+            torch.equal(second[way][2][n], model[n]) and model[n].isfinite().all() for n in model
+        ), way
+
+
+def test_one_process_is_always_the_single_way_and_says_how_to_get_more():
+    for name in ("auto", "ddp", "zero", "fsdp"):
+        chosen, line = choose_parallel(name, World())
+        assert chosen is Single and ("torchrun" in line) == (name != "auto")
+
+
+def test_a_chunked_loss_is_refused_where_the_weights_are_spread(place):
+    config = make_config(*place, "chunks", "adamw", "fsdp")
+    config.system.loss_chunk = 64
+    assert any("fsdp does not go with loss_chunk" in p for p in config.problems())
+
+
+@pytest.mark.parametrize("parallel, optimizer, dtype, refused", [
+    ("ddp", "adamw", "float32", ""), ("zero", "adamw", "float32", ""), ("fsdp", "adamw", "float32", ""),
+    ("ddp", "muon", "float32", ""), ("zero", "muon", "float32", ""), ("fsdp", "muon", "float32", "Muon needs whole matrices"),
+    ("fsdp", "adamw", "float16", "loss scaler does not know sharded gradients"),
+])  # fmt: skip
+def test_the_table_of_what_combines_with_what(place, parallel, optimizer, dtype, refused):
+    config = make_config(*place, "table", optimizer, parallel)
+    config.system.dtype = dtype
+    problems = [p for p in config.problems() if "parallel" in p]
+    assert bool(problems) == bool(refused) and all(refused in p for p in problems)
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def flags(place, name, *more):
+    folder, words = place
+    sizes = "--tokenizer byte --batch-size 12 --block-size 16 --n-layer 2 --n-head 2 --n-embd 32 --warmup-steps 2 --eval-every 0 --sample-tokens 0 --log-every 5"
+    return [
+        "-m",
+        "tinygpt.train",
+        "--data",
+        str(words),
+        "--out",
+        str(folder),
+        "--name",
+        name,
+        "--device",
+        "cpu",
+        *sizes.split(),
+        *more,
+    ]
+
+
+def test_the_command_trains_under_torchrun_and_prints_everything_once(place):
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*TORCHRUN, "2", *flags(place, "torchrun", "--parallel", "zero", "--max-steps", "12")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (done.stdout + done.stderr).count("write more with:") == 1
+    assert len([line for line in read_metrics(place[0] / "torchrun") if "loss" in line]) == 12
+    again = subprocess.run(
+        [*TORCHRUN, "2", *flags(place, "torchrun", "--max-steps", "12")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (
+        again.returncode != 0
+        and again.stderr.count("error: ") == 1
+        and "go on with it by --resume" in again.stderr
+    )
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_the_command_of_the_readme_for_two_machines_trains_on_two_hosts(place):
+    folder, words = place
+    lines = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8").splitlines()
+    command = next(line for line in lines if line.startswith("torchrun --nnodes 2")).replace(
+        "node0", TwoHosts.hosts[0]
+    )
+    command = command.replace("--nproc-per-node 8", "--nproc-per-node 1")  # no GPUs here
+    documents = folder / "documents.jsonl"
+    texts = words.read_text().split("\n")
+    documents.write_text(
+        "".join(json.dumps({"text": f"{i}: {text}"}) + "\n" for i, text in enumerate(texts * 5))
+    )
+    sizes = "--tokenizer byte --batch-size 4 --micro-batch-size 2 --block-size 16 --n-layer 2 --n-head 2 --n-embd 32 --max-steps 6 --warmup-steps 2 --sample-tokens 0"
+    args = [
+        *shlex.split(command)[1:],
+        "--data",
+        documents,
+        "--out",
+        folder,
+        "--name",
+        "hosts",
+        "--device",
+        "cpu",
+        *sizes.split(),
+    ]
+    with TwoHosts() as hosts:
+        started = [hosts.start(host, sys.executable, "-m", "torch.distributed.run", *args) for host in (0, 1)]
+        first, second = hosts.finish(started, 150)
+    assert first.returncode == second.returncode == 0, first.stdout[-3000:] + second.stdout[-3000:]
+    assert "ddp on 2 processes" in first.stdout + second.stdout
+    assert [line["step"] for line in read_metrics(folder / "hosts") if "loss" in line] == list(range(6))
+
+
+def workers_of(folder, name):
+    "rank -> pid of the processes that train this run (torchrun gives each a session of its own)."
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            env = dict(
+                v.split("=", 1) for v in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in v
+            )
+        except OSError:
+            continue
+        if "RANK" in env and str(folder) in words and name in words:
+            found[int(env["RANK"])] = int(pid)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds the processes of a run in /proc")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_ends_the_run_and_a_survivor_names_it_and_the_checkpoint(place, victim):
+    name, env = f"killed{victim}", os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [
+        *TORCHRUN,
+        "3",
+        *flags(place, name, "--max-steps", "100000", "--save-every", "5", "--keep", "2"),
+    ]
+    run = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not checkpoints(place[0] / name) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        workers = workers_of(place[0], name)
+        os.kill(workers[victim], signal.SIGKILL)
+        start = time.monotonic()
+        output, _ = run.communicate(timeout=90)
+        assert time.monotonic() - start < 60 and run.returncode != 0
+    finally:
+        try:
+            os.killpg(run.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        run.wait()
+    line = next(line for line in output.splitlines() if f"rank {victim} (" in line)
+    assert (
+        f"pid {workers[victim]}" in line
+        and f"checkpoints{os.sep}step_" in line
+        and f"--resume {place[0] / name}" in line
+    )
+    assert output.index(line) < output.index("ChildFailedError")

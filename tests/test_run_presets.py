@@ -1,0 +1,115 @@
+import dataclasses
+import json
+from dataclasses import asdict
+
+import pytest
+
+from tinygpt.run.command import parse_arguments
+from tinygpt.run.config import TrainConfig
+from tinygpt.run.presets import PRESETS, preset
+from tinygpt.support import UserError
+
+FIELDS = [f.name for g in dataclasses.fields(TrainConfig) for f in dataclasses.fields(g.default_factory)]
+
+
+def test_every_setting_is_a_flag_with_help(capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse_arguments(["--help"])
+    assert exit.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for name in FIELDS + ["config", "resume", "overwrite"]:
+        assert f"--{name.replace('_', '-')}" in text, name
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_sound_fresh_and_named_after_themselves(name, words):
+    config = preset(name)
+    config.data.data = str(words)
+    assert config.problems() == [] and config.run.name == name
+    config.model.n_layer = 99
+    assert preset(name).model.n_layer != 99
+
+
+def test_nanogpts_cpu_run_has_its_published_settings():
+    "From the README and config/train_shakespeare_char.py of github.com/karpathy/nanoGPT."
+    c = preset("shakespeare-char-cpu")
+    m, o = c.model, c.optim
+    assert (m.n_layer, m.n_head, m.n_embd, m.block_size, m.dropout, m.bias, c.data.batch_size) == (
+        4,
+        4,
+        128,
+        64,
+        0.0,
+        False,
+        12,
+    )
+    assert (o.max_steps, o.learning_rate, o.final_lr, o.warmup_steps, o.betas) == (
+        2000,
+        1e-3,
+        0.1,
+        100,
+        (0.9, 0.99),
+    )
+    assert (o.weight_decay, o.clip) == (0.1, 1.0)
+
+
+def test_flags_change_the_preset_and_nothing_else():
+    args = parse_arguments(
+        [
+            "shakespeare-char-cpu",
+            "--n-layer",
+            "2",
+            "--betas",
+            "0.8",
+            "0.9",
+            "--no-tie-weights",
+            "--device=cpu",
+            "--n_head",
+            "2",
+        ]
+    )
+    expected = preset("shakespeare-char-cpu")
+    expected.model.n_layer, expected.model.n_head, expected.model.tie_weights = 2, 2, False
+    expected.optim.betas, expected.system.device = (0.8, 0.9), "cpu"
+    assert args.train == expected
+
+
+def test_without_arguments_it_is_the_laptop_preset():
+    args = parse_arguments([])
+    assert args.train == preset("laptop") and (args.resume, args.config, args.overwrite) == (
+        None,
+        None,
+        False,
+    )
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["laptob"], "laptob"), (["--lerning-rate", "1"], "did you mean --learning-rate"), (["--zzz", "1"], "--help"),
+    (["laptop", "--config", "x.json"], "two places"), (["--config", "nowhere.json"], "nowhere.json"), (["--resume", "runs/none"], "runs/none"),
+])  # fmt: skip
+def test_arguments_that_cannot_be_are_one_sentence(argv, words):
+    with pytest.raises(UserError, match=words):
+        parse_arguments(argv)
+
+
+def test_a_value_of_the_wrong_type_exits_with_2(capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse_arguments(["--n-layer", "many"])
+    assert exit.value.code == 2 and "--n-layer" in "".join(capsys.readouterr())
+
+
+def test_flags_go_on_top_of_a_config_file(tmp_path):
+    config = preset("laptop")
+    config.optim.learning_rate, config.model.n_layer = 0.5, 3
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(asdict(config)))
+    args = parse_arguments(["--config", str(path), "--n-layer", "4"])
+    assert (args.train.optim.learning_rate, args.train.model.n_layer) == (0.5, 4)
+
+
+def test_a_run_that_was_moved_goes_on_where_it_is_now(tmp_path):
+    config = preset("laptop")
+    config.run.out, config.run.name = "elsewhere", "old"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/config.json").write_text(json.dumps(asdict(config)))
+    assert parse_arguments(["--resume", str(tmp_path / "new")]).train.folder == tmp_path / "new"
