@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 endif
 PY := $(BIN)/python
 
-.PHONY: help train test check lab export notebooks readme bench teeth hooks clean
+.PHONY: help train test lab export format notebooks bench teeth hooks clean
 help:                 ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -37,17 +37,23 @@ test: $(VENV)/.installed-dev  ## everything CI checks: sync and clean, pytest, e
 lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
 	$(PY) -m jupyterlab --notebook-dir=. nbs/index.ipynb
 
-export: $(VENV)/.installed-dev  ## chapters -> package, cleaned, README.md made again
+export: $(VENV)/.installed-dev  ## pages -> package, cleaned; headers and README.md made again
+	$(PY) tools/book.py headers
 	$(BIN)/nbdev_export
 	$(BIN)/nbdev_clean
 	$(PY) tools/book.py readme
+
+format: $(VENV)/.installed-dev  ## lay out notebooks, tests and tools as the laws of style ask, and lint them
+	$(PY) -m ruff format nbs tests tools benchmarks
+	$(PY) -m ruff check --fix nbs tests tools benchmarks
 
 notebooks: $(VENV)/.installed-dev  ## run all chapters and store their outputs, then export
 	$(PY) tools/book.py run --write
 	$(MAKE) export
 
-hooks: $(VENV)/.installed-dev  ## git and Jupyter hooks that keep notebooks clean
+hooks: $(VENV)/.installed-dev  ## git and Jupyter hooks that keep notebooks clean and code in style
 	$(BIN)/nbdev_install_hooks
+	$(BIN)/pre-commit install
 
 bench: $(VENV)/.installed-dev  ## what this machine does: imports, the default run's speed, the chapters
 	$(PY) benchmarks/everyday.py
@@ -56,4 +62,4 @@ teeth: $(VENV)/.installed-dev  ## a hole in every function, and every slip: do t
 	OMP_NUM_THREADS=1 $(PY) benchmarks/teeth.py --save
 
 clean:                ## remove what can be made again (not your runs)
-	rm -rf $(VENV) build tinygpt.egg-info .pytest_cache .hypothesis
+	rm -rf $(VENV) build tinygpt.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,5 @@
 """Package facts come from settings.ini, which nbdev reads too."""
+
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -21,8 +22,11 @@ setup(
     license="Apache-2.0",
     url=cfg["git_url"],
     packages=find_packages(include=["tinygpt", "tinygpt.*"]),
+    package_data={"tinygpt": ["py.typed"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
-    extras_require={key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")},
+    extras_require={
+        key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")
+    },
     entry_points={"console_scripts": cfg["console_scripts"].split()},
 )

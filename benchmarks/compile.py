@@ -1,13 +1,13 @@
-"""What torch.compile costs and gives on a preset's training step: cold and warm compile times, eager and compiled steps, break-even.
+"""What torch.compile costs and gives on a preset's training step: compile times, steps, break-even.
 
-    python benchmarks/compile.py                      measure the preset laptop, print the table
-    python benchmarks/compile.py --write              and store it in benchmarks/results/compile_<device>_<preset>.json
+    python benchmarks/compile.py             measure the preset laptop, print the table
+    python benchmarks/compile.py --write     and write benchmarks/results/compile_<device>_<preset>.json
     python benchmarks/compile.py --preset NAME --rounds 3 --steps 15 --threads 2 --device cuda
 
-Each round is two fresh processes with one empty cache folder: the first compiles everything (cold), the second finds it there (warm).
-Within a process eager and compiled steps alternate, so that other work on the machine slows both. All figures are medians.
-Seconds of CPU time (of all threads and of the compilers that were started) stand beside wall-clock seconds: they do not grow
-when other work takes the cores.
+Each round is two fresh processes with one empty cache folder: the first compiles everything (cold), the
+second finds it there (warm). Within a process eager and compiled steps alternate, so that other work on the
+machine slows both. All figures are medians. Seconds of CPU time (of all threads and of the compilers that
+were started) stand beside wall-clock seconds: they do not grow when other work takes the cores.
 """
 
 import argparse
@@ -44,14 +44,14 @@ def child(args) -> dict:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    config, policy = preset(args.preset), choose_policy(args.device, args.dtype)
+    config = preset(args.preset)
+    policy = choose_policy(args.device, args.dtype)
     torch.manual_seed(0)
     model = GPT(config.model).to(policy.device)
     o = config.optim
     optimizer, name = make_optimizer(config, model)
-    x, y = torch.randint(
-        config.model.vocab_size, (2, config.data.batch_size, config.model.block_size), device=policy.device
-    )
+    shape = (2, config.data.batch_size, config.model.block_size)
+    x, y = torch.randint(config.model.vocab_size, shape, device=policy.device)
     compiled = torch.compile(model)
 
     def step(fn):
@@ -82,24 +82,11 @@ def child(args) -> dict:
 
 
 def fresh_process(args, cache: str) -> dict:
-    command = [
-        sys.executable,
-        __file__,
-        "--child",
-        "--preset",
-        args.preset,
-        "--steps",
-        str(args.steps),
-        "--threads",
-        str(args.threads),
-        "--device",
-        args.device,
-        "--dtype",
-        args.dtype,
-    ]
-    done = subprocess.run(
-        command, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}, capture_output=True, text=True
-    )
+    "What `child` returns in a process of its own that compiles into the folder `cache`."
+    command = [sys.executable, __file__, "--child", "--preset", args.preset, "--steps", str(args.steps)]
+    command += ["--threads", str(args.threads), "--device", args.device, "--dtype", args.dtype]
+    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
@@ -110,10 +97,47 @@ def machine() -> dict:
 
     from tinygpt.run.report import cpu_name
 
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    load = [round(v, 1) for v in os.getloadavg()] if hasattr(os, "getloadavg") else None
     return dict(
-        cpu=cpu_name(), cores=os.cpu_count(), isa=torch.backends.cpu.get_cpu_capability(), gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        python=platform.python_version(), torch=torch.__version__, load=[round(v, 1) for v in os.getloadavg()] if hasattr(os, "getloadavg") else None,
-    )  # fmt: skip
+        cpu=cpu_name(),
+        cores=os.cpu_count(),
+        isa=torch.backends.cpu.get_cpu_capability(),
+        gpu=gpu,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        load=load,
+    )
+
+
+def measure(args) -> tuple[list[dict], dict]:
+    "The rounds, each with (wall, CPU) seconds of every kind of step; and what a process says of the model."
+    rounds = []
+    for number in range(args.rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            cold = fresh_process(args, cache)
+            warm = fresh_process(args, cache)
+        row = {"cold_first": cold["first"], "warm_first": warm["first"]}
+        for kind in ("eager", "compiled"):
+            walls, cpus = zip(*cold[kind], *warm[kind])
+            row[kind] = [statistics.median(walls), statistics.median(cpus)]
+        rounds.append(row | {"load": machine()["load"]})
+        told = [f"{kind} {wall:.3g} {cpu:.3g}" for kind, (wall, cpu) in row.items()]
+        print(f"round {number}, wall and CPU seconds: {', '.join(told)}", flush=True)
+    return rounds, cold
+
+
+def medians(rounds: list[dict], clock: int) -> dict:
+    "Over the rounds, on the wall's clock (0) or the CPU's (1): seconds, the speed-up, steps to break even."
+    median = {}
+    for kind in ("eager", "compiled", "cold_first", "warm_first"):
+        median[kind] = statistics.median(r[kind][clock] for r in rounds)
+    gain = median["eager"] - median["compiled"]
+    median["speedup"] = median["eager"] / median["compiled"]
+    for kind in ("cold", "warm"):
+        cost = median[f"{kind}_first"] - median["eager"]
+        median[f"break_even_{kind}"] = round(cost / gain) if gain > 0 else None
+    return median
 
 
 def main():
@@ -132,41 +156,26 @@ def main():
     if args.child:
         print(json.dumps(child(args)))
         return
-    about, rounds = machine(), []
-    for number in range(args.rounds):
-        with tempfile.TemporaryDirectory() as cache:
-            cold, warm = fresh_process(args, cache), fresh_process(args, cache)
-        row = {"cold_first": cold["first"], "warm_first": warm["first"]}
-        for kind in ("eager", "compiled"):
-            row[kind] = [
-                statistics.median(step[clock] for step in cold[kind] + warm[kind]) for clock in (0, 1)
-            ]
-        rounds.append(row | {"load": machine()["load"]})
-        print(
-            f"round {number}, wall and CPU seconds: "
-            + ", ".join(f"{k} {wall:.3g} {cpu:.3g}" for k, (wall, cpu) in row.items()),
-            flush=True,
-        )
-    median = {}
-    for clock, name in enumerate(("wall", "cpu")):
-        m = {
-            k: statistics.median(r[k][clock] for r in rounds)
-            for k in ("eager", "compiled", "cold_first", "warm_first")
-        }
-        gain = m["eager"] - m["compiled"]
-        even = {
-            f"break_even_{k}": round((m[f"{k}_first"] - m["eager"]) / gain) if gain > 0 else None
-            for k in ("cold", "warm")
-        }  # steps
-        median[name] = m | {"speedup": m["eager"] / m["compiled"]} | even
+    about = machine()
+    rounds, found = measure(args)
     result = dict(
-        what="one optimizer step of the preset, eager and compiled", preset=args.preset, policy=cold["policy"], optimizer=cold["optimizer"], threads=cold["threads"],
-        median=median, rounds=rounds, parameters=cold["parameters"], tokens_per_step=cold["tokens"], preset_steps=cold["preset_steps"],
-        machine=about, date=date.today().isoformat(), command="python " + " ".join(["benchmarks/compile.py", *sys.argv[1:]]),
-    )  # fmt: skip
+        what="one optimizer step of the preset, eager and compiled",
+        preset=args.preset,
+        policy=found["policy"],
+        optimizer=found["optimizer"],
+        threads=found["threads"],
+        median={"wall": medians(rounds, 0), "cpu": medians(rounds, 1)},
+        rounds=rounds,
+        parameters=found["parameters"],
+        tokens_per_step=found["tokens"],
+        preset_steps=found["preset_steps"],
+        machine=about,
+        date=date.today().isoformat(),
+        command="python " + " ".join(["benchmarks/compile.py", *sys.argv[1:]]),
+    )
     print(json.dumps(result["median"], indent=2))
     if args.write:
-        device = cold["policy"].split(",")[0].split(":")[0]
+        device = found["policy"].split(",")[0].split(":")[0]
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"compile_{device}_{args.preset}.json"
         path.write_text(json.dumps(result, indent=2) + "\n")

@@ -1,4 +1,7 @@
-"""What the benchmarks share: a result written beside the scripts with the machine, the versions, the command and the date; median and spread of several runs."""
+"""What the benchmarks share: a result written beside the scripts, and the spread of several runs.
+
+With each result stand the machine, the versions, the command and the date.
+"""
 
 import json
 import os

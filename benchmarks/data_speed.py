@@ -1,8 +1,9 @@
 """How fast the loaders are: against a plain copy, against a deque, and against what a training step eats.
 
-    python benchmarks/data_speed.py          prints four tables and writes results/data_speed.json; about seven minutes
+    python benchmarks/data_speed.py     prints four tables, writes results/data_speed.json; seven minutes
 
-Everything is a ratio of two figures of the same run, each the median of several rounds that take turns, because other programs may be at work.
+Everything is a ratio of two figures of the same run, each the median of several rounds that take turns,
+because other programs may be at work.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from tinygpt.tokenizer import BPETokenizer
 def rates(work: dict, rounds: int = 5) -> dict[str, float]:
     "Units per second of each of the functions, which return how many units they did; they take turns."
     found = {name: [] for name in work}
-    for name, fn in work.items():
+    for fn in work.values():
         fn()  # warm
     for _ in range(rounds):
         for name, fn in work.items():
@@ -51,7 +52,8 @@ def pieces(n: int = 4000) -> list[str]:
 
 def tokenizing(threads: int) -> dict:
     "Bytes per second: tiktoken alone, our encode_batch, and a stream loader that does all its work."
-    texts, tokenizer = pieces(), BPETokenizer.gpt2()
+    texts = pieces()
+    tokenizer = BPETokenizer.gpt2()
     size = sum(len(t.encode()) for t in texts)
 
     def alone():
@@ -75,7 +77,11 @@ class DequeLoader:
     "Tokens one by one through a deque into a tensor, as nanochat's loader of October 2025 did it."
 
     def __init__(self, tokens: np.ndarray, B: int, T: int):
-        self.tokens, self.B, self.T, self.at, self.buffer = tokens, B, T, 0, deque()
+        self.tokens = tokens
+        self.B = B
+        self.T = T
+        self.at = 0
+        self.buffer = deque()
 
     def __next__(self):
         need = self.B * self.T + 1
@@ -112,47 +118,53 @@ def loaders(B: int, T: int, batches: int) -> dict:
 
         return go
 
+    stream = StreamLoader(Documents([], texts=pieces()), BPETokenizer.gpt2(), B, T, num_threads=2, prefetch=0)
     work = {
         "plain copy": copy,
         "RandomLoader": drain(RandomLoader(mapped, B, T), batches),
         "ShardLoader": drain(ShardLoader(mapped, B, T), batches),
+        "StreamLoader, tokenizing": drain(stream, 500_000 // (B * T)),
+        "deque": drain(DequeLoader(tokens, B, T), 4),
     }
-    stream = StreamLoader(Documents([], texts=pieces()), BPETokenizer.gpt2(), B, T, num_threads=2, prefetch=0)
-    result = rates(
-        {
-            **work,
-            "StreamLoader, tokenizing": drain(stream, 500_000 // (B * T)),
-            "deque": drain(DequeLoader(tokens, B, T), 4),
-        }
-    )
+    result = rates(work)
     path.unlink()
     return result
 
 
 def rows_for(config, model) -> int:
-    "Rows of a step that a CPU makes in seconds: the preset's batch, or fewer for the presets that are meant for GPUs. Time grows with the tokens, the waiting too."
+    """Rows of a step that a CPU makes in seconds.
+
+    The preset's batch, or fewer for the presets that are meant for GPUs. Time grows with the tokens, the
+    waiting too.
+    """
     params = sum(p.numel() for p in model.parameters())
-    return min(config.data.batch_size, 1 if params > 5e7 else 8 if params > 5e6 else 64)
+    if params > 5e7:
+        most = 1
+    elif params > 5e6:
+        most = 8
+    else:
+        most = 64
+    return min(config.data.batch_size, most)
 
 
 def waiting(name: str, kind: str, steps: int) -> dict:
     "Share of a preset's training step spent in next(loader), and the tokens per second that the step eats."
     config = preset(name)
     spec = config.data.tokenizer
-    data = (
-        open_stream("sotu", spec)
-        if kind.startswith("stream")
-        else prepare("sotu", spec, config.model.vocab_size)
-    )
+    if kind.startswith("stream"):
+        data = open_stream("sotu", spec)
+    else:
+        data = prepare("sotu", spec, config.model.vocab_size)
     config.model.vocab_size = data.tokenizer.n_vocab
     torch.manual_seed(0)
-    model, T = GPT(config.model), config.model.block_size
+    model = GPT(config.model)
+    T = config.model.block_size
     B = rows_for(config, model)
     optimizer, _ = make_optimizer(config, model)
-    loader = make_loader(
-        kind.split()[0], data, B, T, packing="bos" if "bos" in kind else "stream", num_threads=1
-    )
-    waits, totals = [], []
+    packing = "bos" if "bos" in kind else "concat"
+    loader = make_loader(kind.split()[0], data, B, T, packing=packing, num_threads=1)
+    waits = []
+    totals = []
     for _ in range(steps):
         start = time.perf_counter()
         x, y = next(loader)
@@ -175,10 +187,11 @@ def waiting(name: str, kind: str, steps: int) -> dict:
 
 
 def eats(name: str) -> dict:
-    "Tokens per second that forward and backward of a preset's model eat on this machine, and how many times as many a stream loader gives."
+    "Tokens per second that a preset's passes eat here, and how many times as many a stream loader gives."
     config = preset(name)
     torch.manual_seed(0)
-    model, T = GPT(config.model), config.model.block_size
+    model = GPT(config.model)
+    T = config.model.block_size
     rows = rows_for(config, model)
     x = torch.randint(config.model.vocab_size, (rows, T))
 
@@ -190,9 +203,8 @@ def eats(name: str) -> dict:
     stream = StreamLoader(Documents([], texts=pieces()), BPETokenizer.gpt2(), 8, T, num_threads=1, prefetch=0)
 
     def give():
-        return sum(
-            next(stream)[0].numel() for _ in range(500_000 // (8 * T))
-        )  # several chunks, so that what lies ready does not count
+        # several chunks, so that what lies ready does not count
+        return sum(next(stream)[0].numel() for _ in range(500_000 // (8 * T)))
 
     found = rates({"step": step, "stream": give}, rounds=3)
     return dict(tokens_per_second=found["step"], stream_gives=found["stream"] / found["step"])
@@ -212,15 +224,14 @@ def measure_waiting(names) -> dict:
     found = {}
     for name in names:
         steps = WAITING_STEPS[name]
-        found[name] = {
-            kind: waiting(name, kind, steps)
-            for kind in (("random",) if steps > 6 else ()) + ("shard", "stream", "stream bos")
-        }
+        kinds = ["shard", "stream", "stream bos"]
+        if steps > 6:
+            kinds = ["random", *kinds]
+        found[name] = {kind: waiting(name, kind, steps) for kind in kinds}
         for kind, w in found[name].items():
-            print(
-                f"{name}, {kind}: {w['share']:.2%} of the time is waiting, the median step {w['median_share']:.2%}; the step eats {w['tokens_per_second']:,.0f} tokens/s",
-                flush=True,
-            )
+            print(f"{name}, {kind}: {w['share']:.2%} of the time is waiting, ", end="")
+            print(f"the median step {w['median_share']:.2%}; ", end="")
+            print(f"the step eats {w['tokens_per_second']:,.0f} tokens/s", flush=True)
     return found
 
 
@@ -229,42 +240,33 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument(
-        "--waiting",
-        nargs="+",
-        metavar="PRESET",
-        help="only the shares of waiting of these presets; the rest of the stored result stays",
-    )
+    only = "only the shares of waiting of these presets; the rest of the stored result stays"
+    parser.add_argument("--waiting", nargs="+", metavar="PRESET", help=only)
     args = parser.parse_args()
     if args.waiting:
         result = json.loads((Path(__file__).parent / "results/data_speed.json").read_text())
         result["waiting"] |= measure_waiting(args.waiting)
-        result["waiting_measured_by"] = result.get("waiting_measured_by", {}) | {
-            name: " ".join(["python benchmarks/data_speed.py", *sys.argv[1:]]) for name in args.waiting
-        }
+        command = " ".join(["python benchmarks/data_speed.py", *sys.argv[1:]])
+        by = result.get("waiting_measured_by", {})
+        result["waiting_measured_by"] = by | dict.fromkeys(args.waiting, command)
         kept = {k: result[k] for k in ("tokenizing", "loaders", "eats", "waiting", "waiting_measured_by")}
         save("data_speed", kept | {"rest_measured_by": result.get("rest_measured_by", result["command"])})
         return
     result = {"tokenizing": {}, "loaders": {}, "eats": {}, "waiting": {}}
     for threads in args.threads:
         result["tokenizing"][threads] = found = tokenizing(threads)
-        print(
-            f"{threads} threads: "
-            + ", ".join(f"{k} {v / found['tiktoken alone']:.2f}" for k, v in found.items())
-            + f" ({found['tiktoken alone'] / 1e6:.1f} MB/s)"
-        )
+        alone = found["tiktoken alone"]
+        ratios = [f"{k} {v / alone:.2f}" for k, v in found.items()]
+        print(f"{threads} threads: {', '.join(ratios)} ({alone / 1e6:.1f} MB/s)")
     for B, T in ((16, 128), (32, 1024)):
         result["loaders"][f"{B} x {T}"] = found = loaders(B, T, max(20, 200_000 // (B * T)))
-        print(
-            f"{B} x {T}: "
-            + ", ".join(f"{k} {v / found['plain copy']:.4f}" for k, v in found.items())
-            + f" ({found['plain copy'] / 1e6:.0f} M tokens/s)"
-        )
+        plain = found["plain copy"]
+        ratios = [f"{k} {v / plain:.4f}" for k, v in found.items()]
+        print(f"{B} x {T}: {', '.join(ratios)} ({plain / 1e6:.0f} M tokens/s)")
     for name in PRESETS:
         result["eats"][name] = found = eats(name)
-        print(
-            f"{name}: a step eats {found['tokens_per_second']:,.0f} tokens/s here, one tokenizing thread gives {found['stream_gives']:.1f} times as many"
-        )
+        print(f"{name}: a step eats {found['tokens_per_second']:,.0f} tokens/s here, ", end="")
+        print(f"one tokenizing thread gives {found['stream_gives']:.1f} times as many")
     result["waiting"] = measure_waiting(WAITING_STEPS)
     save("data_speed", result)
 

@@ -1,8 +1,10 @@
-"""What everyday use costs on this machine: imports, the first step, tokens per second. Ratios and medians of several runs.
+"""What everyday use costs on this machine: imports, the first step, tokens per second.
 
-python benchmarks/everyday.py            # prints
-python benchmarks/everyday.py --save     # and writes benchmarks/results/everyday.json
-python benchmarks/everyday.py --suite    # also the run times of what CI runs: the tests and the chapters, some twenty minutes
+    python benchmarks/everyday.py            # prints
+    python benchmarks/everyday.py --save     # and writes benchmarks/results/everyday.json
+    python benchmarks/everyday.py --suite    # also the times of the tests and the chapters; twenty minutes
+
+Ratios and medians of several runs.
 """
 
 import argparse
@@ -22,7 +24,7 @@ RUNS = 5
 
 
 def seconds(code_a: str, code_b: str) -> tuple[list[float], list[float]]:
-    "Wall-clock seconds of two pieces of Python in fresh processes, in turn, so that a drifting machine hits both."
+    "Wall-clock seconds of two pieces of Python in fresh processes, in turn: a drifting machine hits both."
     times = ([], [])
     for i in range(RUNS + 1):
         for which, code in enumerate((code_a, code_b)):
@@ -31,6 +33,53 @@ def seconds(code_a: str, code_b: str) -> tuple[list[float], list[float]]:
             if i:  # the first round warms the disk's cache
                 times[which].append(wall)
     return times
+
+
+def training(folder: str, *flags: str) -> list[str]:
+    "The command of a run of the preset laptop that does nothing but train."
+    command = [sys.executable, "-m", "tinygpt.train", *flags, "--out", folder, "--eval-every", "0"]
+    command += ["--save-every", "0", "--sample-tokens", "0", "--final-eval-tokens", "1000"]
+    return [*command, "--warmup-steps", "0"]
+
+
+def run_times() -> dict[str, dict]:
+    "What a run of one step takes with an empty and a full cache, and the tokens per second of a longer one."
+    cold = []
+    first = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(RUNS):
+            command = training(folder, "--max-steps", "1", "--name", f"first{i}", "--overwrite")
+            for times, cache in ((cold, {"TINYGPT_CACHE": f"{folder}/cache{i}"}), (first, {})):
+                done, wall, _ = timed_process(command, env=os.environ | cache)
+                done.check_returncode()
+                times.append(wall)
+        command = training(folder, "--max-steps", "40", "--name", "speed", "--log-every", "5")
+        subprocess.run(command, check=True, capture_output=True)
+        lines = (Path(folder) / "speed/metrics.jsonl").read_text().splitlines()
+    steps = [step for step in map(json.loads, lines[10:]) if "loss" in step]
+    return {
+        "a run of one step, start to end, empty cache, s": spread(cold),
+        "a run of one step, start to end, tokens cached, s": spread(first),
+        "laptop preset, tokens/s": spread(step.get("tokens_per_second") for step in steps),
+    }
+
+
+def suite_times() -> dict[str, dict]:
+    "How long the tests and the chapters take."
+    commands = {
+        "the tests, two at a time, s": ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"],
+        "the chapters, two at a time, s": ["tools/book.py", "run", "--jobs", "2"],
+    }
+    root = Path(__file__).parent.parent
+    rows = {}
+    for name, command in commands.items():
+        start = time.perf_counter()
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, *command], cwd=root, env=env)
+        rows[name] = spread([time.perf_counter() - start])
+        if done.returncode:
+            sys.exit(f"error: {' '.join(command)} failed: its time says nothing")
+    return rows
 
 
 def main():
@@ -46,69 +95,9 @@ def main():
         "import tinygpt.train, s": spread(ours),
         "import tinygpt.train / import torch": spread([a / b for a, b in zip(ours, alone)]),
     }
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [
-            "--out",
-            folder,
-            "--eval-every",
-            "0",
-            "--save-every",
-            "0",
-            "--sample-tokens",
-            "0",
-            "--final-eval-tokens",
-            "1000",
-            "--warmup-steps",
-            "0",
-        ]
-        first, cold, speeds = [], [], []
-        for i in range(RUNS):
-            for times, cache in ((cold, {"TINYGPT_CACHE": f"{folder}/cache{i}"}), (first, {})):
-                command = [
-                    sys.executable,
-                    "-m",
-                    "tinygpt.train",
-                    "--max-steps",
-                    "1",
-                    "--name",
-                    f"first{i}",
-                    "--overwrite",
-                    *flags,
-                ]
-                done, wall, _ = timed_process(command, env=os.environ | cache)
-                done.check_returncode()
-                times.append(wall)
-        command = [
-            sys.executable,
-            "-m",
-            "tinygpt.train",
-            "--max-steps",
-            "40",
-            "--name",
-            "speed",
-            "--log-every",
-            "5",
-            *flags,
-        ]
-        subprocess.run(command, check=True, capture_output=True)
-        for line in (Path(folder) / "speed/metrics.jsonl").read_text().splitlines()[10:]:
-            speeds += [json.loads(line).get("tokens_per_second")] if "loss" in json.loads(line) else []
-    rows["a run of one step, start to end, empty cache, s"] = spread(cold)
-    rows["a run of one step, start to end, tokens cached, s"] = spread(first)
-    rows["laptop preset, tokens/s"] = spread(speeds)
+    rows |= run_times()
     if args.suite:
-        root = Path(__file__).parent.parent
-        for name, command in {
-            "the tests, two at a time, s": ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"],
-            "the chapters, two at a time, s": ["tools/book.py", "run", "--jobs", "2"],
-        }.items():
-            start = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, *command], cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}
-            )
-            rows[name] = spread([time.perf_counter() - start])
-            if done.returncode:
-                sys.exit(f"error: {' '.join(command)} failed: its time says nothing")
+        rows |= suite_times()
     for name, row in rows.items():
         print(f"{name:52s} {row['median']:10.3f}  ({row['min']} to {row['max']})")
     if args.save:

@@ -1,10 +1,11 @@
-"""What bfloat16 and torch.compile give on this CPU: seconds of a forward and backward pass, eager and compiled, in float32 and in bfloat16.
+"""What bfloat16 and torch.compile give on this CPU: seconds of a forward and backward pass, four ways.
 
     python benchmarks/formats.py             # prints; about eight minutes on one core
-    python benchmarks/formats.py --save      # and writes benchmarks/results/formats.json, which chapters 08 and 09 show
+    python benchmarks/formats.py --save      # and writes results/formats.json, which chapters 08 and 09 show
 
-One thread. The four ways take turns within a process, and what is compared is CPU time, so that other work on the machine slows none more than the
-others. The optimizer is left out. Each ratio is the median over the turns, with its quartiles.
+The ways are eager and compiled, in float32 and in bfloat16. One thread. They take turns within a process, and
+what is compared is CPU time, so that other work on the machine slows none more than the others. The optimizer
+is left out. Each ratio is the median over the turns, with its quartiles.
 """
 
 import argparse
@@ -31,7 +32,7 @@ WAYS = [("eager", "float32"), ("eager", "bfloat16"), ("compiled", "float32"), ("
 
 
 def passes(config, rows: int, turns: int) -> dict:
-    "One model, one batch of `rows` sequences: CPU seconds of each way, and by how much it is faster than eager float32."
+    "One model, one batch of `rows` sequences: CPU seconds of each way, and its speed-up over eager float32."
     torch.manual_seed(0)
     model = GPT(config)
     fns = dict(eager=model, compiled=torch.compile(model))
@@ -46,15 +47,18 @@ def passes(config, rows: int, turns: int) -> dict:
         model.zero_grad(set_to_none=True)
         return time.process_time() - start
 
-    times = list(
-        zip(*[[once(*way) for way in WAYS] for _ in range(turns + 2)][2:])
-    )  # the first two warm up, and compile
+    times = {way: [] for way in WAYS}
+    for turn in range(turns + 2):
+        for way in WAYS:
+            seconds = once(*way)
+            if turn >= 2:  # the first two warm up, and compile
+                times[way].append(seconds)
+
     found = {}
-    for (how, dtype), own in zip(WAYS, times):
-        quartiles = statistics.quantiles([base / t for base, t in zip(times[0], own)], n=4)
-        found[f"{how} {dtype}"] = dict(
-            seconds=round(statistics.median(own), 4), speedup=[round(q, 3) for q in quartiles]
-        )
+    for way, own in times.items():
+        ratios = [base / t for base, t in zip(times[WAYS[0]], own)]
+        speedup = [round(q, 3) for q in statistics.quantiles(ratios, n=4)]
+        found[" ".join(way)] = dict(seconds=round(statistics.median(own), 4), speedup=speedup)
     return found
 
 
@@ -70,7 +74,8 @@ def main():
     rows = []
     for name, dropout in CASES:
         config = preset(name)
-        model, batch = replace(config.model, dropout=dropout), min(config.data.batch_size, 8)
+        model = replace(config.model, dropout=dropout)
+        batch = min(config.data.batch_size, 8)
         row = dict(
             preset=name,
             n_embd=model.n_embd,

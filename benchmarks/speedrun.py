@@ -1,12 +1,14 @@
-"""nanoGPT's CPU run (Tiny Shakespeare by characters, validation loss 1.88) against `python -m tinygpt.train speedrun`, and the ladder between them.
+"""nanoGPT's CPU run against `python -m tinygpt.train speedrun`, and the ladder between them.
 
-    python benchmarks/speedrun.py --peer PATH      five seeds of both in turn; PATH is a clone of github.com/karpathy/nanoGPT
+    python benchmarks/speedrun.py --peer PATH      five seeds of both in turn; PATH is a clone of nanoGPT
     python benchmarks/speedrun.py --ladder         every rung of chapter 20, five seeds
-    python benchmarks/speedrun.py --long           to the loss of nanoGPT's GPU run, 1.4697: one seed, half an hour on two cores
+    python benchmarks/speedrun.py --long           to nanoGPT's GPU run, 1.4697: one seed, half an hour
 
-Each writes its file in benchmarks/results. The time of a run is that of all its commands, from an empty cache: tokenizing, imports, compilation and
-evaluation counted; the text itself lies there. The peer runs as its README says for a CPU, from a copy in which only the seed is changed; its best
-checkpoint is then scored over the whole validation part, in rows of 64 characters, like ours. That scoring is not counted.
+The run is Tiny Shakespeare by characters, to a validation loss of 1.88. Each command writes its file in
+benchmarks/results. The time of a run is that of all its commands, from an empty cache: tokenizing, imports,
+compilation and evaluation counted; the text itself lies there. The peer (github.com/karpathy/nanoGPT) runs as
+its README says for a CPU, from a copy in which only the seed is changed; its best checkpoint is then scored
+over the whole validation part, in rows of 64 characters, like ours. That scoring is not counted.
 """
 
 import argparse
@@ -26,18 +28,20 @@ from tinygpt.data.tokens import load_corpus
 from tinygpt.run.report import read_metrics
 from tinygpt.speedrun import GOAL, LADDER, run_command, rung_flags, timed_process
 
-SEEDS, LADDER_SEEDS, LONG_SEED = (
-    [301, 302, 303, 304, 305],
-    [101, 102, 103, 104, 105],
-    401,
-)  # the settings were chosen on others
+# the settings were chosen on other seeds
+SEEDS = [301, 302, 303, 304, 305]
+LADDER_SEEDS = [101, 102, 103, 104, 105]
+LONG_SEED = 401
 LONG_GOAL = 1.4697  # what nanoGPT's README gives for its run of 10.7 M parameters on a GPU
-LONG = """shakespeare-char --n-layer 4 --n-head 4 --n-embd 256 --batch-size 16 --position rope --norm rmsnorm --qk-norm --mlp relu2 --init zero
-          --no-tie-weights --logit-softcap 15 --dropout 0.2 --optimizer muon --muon-lr 0.02 --learning-rate 0.006 --schedule trapezoid
-          --cooldown 0.8 --final-lr 0 --warmup-steps 10 --max-steps 3400 --eval-every 340 --eval-tokens 30000 --save-every 0 --sample-tokens 0
-          --no-compressors""".split()
-README = """--device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128
-            --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0""".split()
+LONG = """shakespeare-char --n-layer 4 --n-head 4 --n-embd 256 --batch-size 16
+          --position rope --norm rmsnorm --qk-norm --mlp relu2 --init zero
+          --no-tie-weights --logit-softcap 15 --dropout 0.2
+          --optimizer muon --muon-lr 0.02 --learning-rate 0.006
+          --schedule trapezoid --cooldown 0.8 --final-lr 0 --warmup-steps 10 --max-steps 3400
+          --eval-every 340 --eval-tokens 30000 --save-every 0 --sample-tokens 0 --no-compressors""".split()
+README = """--device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12
+            --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000
+            --dropout=0.0""".split()
 
 
 def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) -> dict:
@@ -45,23 +49,33 @@ def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) 
     shutil.copytree(peer, folder, ignore=shutil.ignore_patterns(".git"))
     script = folder / "train.py"
     source = script.read_text()
-    assert source.count("torch.manual_seed(1337 + seed_offset)") == 1, (
-        "another nanoGPT than the one this was written for"
-    )
+    known = source.count("torch.manual_seed(1337 + seed_offset)") == 1
+    assert known, "another nanoGPT than the one this was written for"
     script.write_text(source.replace("1337 + seed_offset", f"{seed} + seed_offset"))
     data = folder / "data/shakespeare_char"
     (data / "input.txt").write_text(text, encoding="utf-8")
-    shorter = (
-        [f"--max_iters={iters}", f"--lr_decay_iters={iters}", f"--eval_interval={iters}"] if iters else []
-    )
-    command = [sys.executable, "train.py", "config/train_shakespeare_char.py", *README, *shorter]
+    command = [sys.executable, "train.py", "config/train_shakespeare_char.py", *README]
+    if iters:
+        command += [f"--max_iters={iters}", f"--lr_decay_iters={iters}", f"--eval_interval={iters}"]
     prepared, *preparing = timed_process([sys.executable, "prepare.py"], cwd=data)
     prepared.check_returncode()
     out, *training = timed_process(command, cwd=folder)
     out.check_returncode()
     wall, cpu = map(sum, zip(preparing, training))
     estimates = [float(line.rpartition(" ")[2]) for line in out.stdout.splitlines() if "val loss" in line]
+    loss, steps = score_peer(folder, data)
+    return dict(
+        seed=seed,
+        loss=loss,
+        own_estimate=min(estimates),
+        steps=steps,
+        wall_s=round(wall, 2),
+        cpu_s=round(cpu, 2),
+    )
 
+
+def score_peer(folder: Path, data: Path) -> tuple[float, int]:
+    "Loss of nanoGPT's checkpoint over the whole validation part, in rows of 64 characters; its steps."
     spec = importlib.util.spec_from_file_location("peer_model", folder / "model.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -72,20 +86,16 @@ def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) 
     nats = 0.0
     with torch.no_grad():
         for start in range(0, len(val) - 1, 64):
-            x, y = val[start : start + 64][: len(val) - 1 - start], val[start + 1 : start + 65]
+            y = val[start + 1 : start + 65]
+            x = val[start : start + len(y)]
             nats += F.cross_entropy(model(x[None], y[None])[0][0], y, reduction="sum").item()
-    return dict(
-        seed=seed,
-        loss=nats / (len(val) - 1),
-        own_estimate=min(estimates),
-        steps=saved["iter_num"],
-        wall_s=round(wall, 2),
-        cpu_s=round(cpu, 2),
-    )
+    return nats / (len(val) - 1), saved["iter_num"]
 
 
 def against_peer(args):
-    corpus, runs = load_corpus("shakespeare"), {"nanoGPT": [], "tinygpt": [], "tinygpt in float32": []}
+    "nanoGPT and tinygpt in turn, for each seed."
+    corpus = load_corpus("shakespeare")
+    runs = {"nanoGPT": [], "tinygpt": [], "tinygpt in float32": []}
     text = "".join(corpus.train + corpus.val)
     for seed in SEEDS[: args.seeds]:
         with tempfile.TemporaryDirectory() as tmp:
@@ -97,60 +107,63 @@ def against_peer(args):
                 (cache / "tinyshakespeare.txt").write_text(text, encoding="utf-8", newline="")
                 runs[name].append(run_command(["speedrun", *flags], tmp / name, seed, cache=cache))
         print(*(ours[-1] for ours in runs.values()), sep="\n", flush=True)
-    ratios = {name: {kind: spread([a[kind] / b[kind] for a, b in zip(runs["nanoGPT"], ours)]) for kind in ("wall_s", "cpu_s")}
-              for name, ours in runs.items() if name != "nanoGPT"}  # fmt: skip
-    result = dict(command="python benchmarks/speedrun.py --peer PATH", goal=GOAL, ratios=ratios, loss={name: spread([r["loss"] for r in rs]) for name, rs in runs.items()},
-                  at_goal={name: sum(r["loss"] <= GOAL for r in rs) for name, rs in runs.items()}, runs=runs)  # fmt: skip
+    ratios = {}
+    for name in ("tinygpt", "tinygpt in float32"):
+        ratios[name] = {}
+        for kind in ("wall_s", "cpu_s"):
+            times_as_fast = [a[kind] / b[kind] for a, b in zip(runs["nanoGPT"], runs[name])]
+            ratios[name][kind] = spread(times_as_fast)
+    losses = {name: [run["loss"] for run in own] for name, own in runs.items()}
+    result = dict(
+        command="python benchmarks/speedrun.py --peer PATH",
+        goal=GOAL,
+        ratios=ratios,
+        loss={name: spread(own) for name, own in losses.items()},
+        at_goal={name: sum(loss <= GOAL for loss in own) for name, own in losses.items()},
+        runs=runs,
+    )
     print({k: v for k, v in result.items() if k != "runs"})
     if args.steps is None:
         save("speedrun", result)
 
 
 def climb(args):
-    known = {rung["name"]: rung for rung in load("speedrun_ladder")["rungs"]} if args.rung else {}
+    "Every rung of the ladder, or those that were asked for."
+    known = {}
+    if args.rung:
+        known = {rung["name"]: rung for rung in load("speedrun_ladder")["rungs"]}
+    shorter = ["--max-steps", str(args.steps)] if args.steps else []
     for rung in LADDER:
         if args.rung and rung.name not in args.rung:
             continue
         flags = rung_flags(rung.name)
         with tempfile.TemporaryDirectory() as tmp:
-            runs = [
-                run_command(flags + (["--max-steps", str(args.steps)] if args.steps else []), Path(tmp), seed)
-                for seed in LADDER_SEEDS[: args.seeds]
-            ]
-        known[rung.name] = dict(
-            name=rung.name, flags=flags, kept=rung.kept, steps=runs[0]["steps"], runs=runs
-        )
+            runs = [run_command(flags + shorter, Path(tmp), seed) for seed in LADDER_SEEDS[: args.seeds]]
+        steps = runs[0]["steps"]
+        known[rung.name] = dict(name=rung.name, flags=flags, kept=rung.kept, steps=steps, runs=runs)
         seconds = statistics.median(run["cpu_s"] for run in runs)
-        print(
-            f"{rung.name:40s} {runs[0]['steps']:5d} steps, loss",
-            *(f"{run['loss']:.3f}" for run in runs),
-            f"{seconds:.1f} s of CPU",
-            flush=True,
-        )
+        losses = " ".join(f"{run['loss']:.3f}" for run in runs)
+        print(f"{rung.name:40s} {steps:5d} steps, loss {losses} {seconds:.1f} s of CPU", flush=True)
         if args.steps is None:
             command = "OMP_NUM_THREADS=1 python benchmarks/speedrun.py --ladder"
-            save(
-                "speedrun_ladder",
-                dict(command=command, goal=GOAL, rungs=[known[r.name] for r in LADDER if r.name in known]),
-            )
+            rungs = [known[r.name] for r in LADDER if r.name in known]
+            save("speedrun_ladder", dict(command=command, goal=GOAL, rungs=rungs))
 
 
 def run_long(args):
+    "One run to the loss of nanoGPT's GPU run."
     tried = load("speedrun_long")["tried"]  # stays
     flags = LONG + (["--max-steps", str(args.steps)] if args.steps else [])
     with tempfile.TemporaryDirectory() as tmp:
         run = run_command(flags, Path(tmp), LONG_SEED)
         lines = read_metrics(Path(tmp) / f"seed{LONG_SEED}")
     train = [line["loss"] for line in lines if "loss" in line]
-    curve = [
-        dict(
-            step=line["step"],
-            val_loss=line["val_loss"],
-            train_loss=statistics.mean(train[: line["step"]][-50:]),
-        )
-        for line in lines
-        if "val_loss" in line
-    ]
+    curve = []
+    for line in lines:
+        if "val_loss" in line:
+            recent = train[: line["step"]][-50:]
+            point = dict(step=line["step"], val_loss=line["val_loss"], train_loss=statistics.mean(recent))
+            curve.append(point)
     print(run, *curve, sep="\n")
     if args.steps is None:
         save("speedrun_long", dict(goal=LONG_GOAL, flags=LONG, run=run, curve=curve, tried=tried))
@@ -171,9 +184,8 @@ def main():
     args = parser.parse_args()
     if args.peer:
         if not (args.peer / "train.py").exists():
-            sys.exit(
-                f"error: {args.peer} has no train.py: give --peer the folder of a clone of github.com/karpathy/nanoGPT"
-            )
+            remedy = "give --peer the folder of a clone of github.com/karpathy/nanoGPT"
+            sys.exit(f"error: {args.peer} has no train.py: {remedy}")
         against_peer(args)
     if args.ladder:
         climb(args)

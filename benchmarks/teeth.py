@@ -1,11 +1,14 @@
-"""Do the tests have teeth? For every exercise of learn mode: a hole in it turns its chapter's tests red, the solution turns them green; wrong solutions are caught.
+"""Do the tests have teeth? A hole in a function turns its tests red, the solution green; slips are caught.
 
-    python benchmarks/teeth.py                    # all chapters: green, holes and slips; prints
-    python benchmarks/teeth.py --save             # and writes benchmarks/results/teeth.json, chapter by chapter; goes on where it was
-    python benchmarks/teeth.py 10_adamw --parts holes slips
+    python benchmarks/teeth.py            # all pages with exercises: green, holes and slips; prints
+    python benchmarks/teeth.py --save     # writes benchmarks/results/teeth.json too, and goes on from it
+    python benchmarks/teeth.py 10_adamw data.stream --parts holes slips
+    python benchmarks/teeth.py --save 03 & python benchmarks/teeth.py --save 06     # side by side
 
-Solutions, holes and slips (tests/slips.py) go through the machinery of `python -m tinygpt.learn check`: a learner's notebook, laid over a copy of the project.
-The tests that name a function are tried first, the fastest of them before the others, and its whole file only if they stay green. Linux and macOS (it forks).
+Solutions, holes and slips (tests/slips.py) go through the machinery of `python -m tinygpt.learn check`:
+a learner's notebook, laid over a copy of the project. The tests that name a function are tried first,
+the fastest of them before the others, and its whole file only if they stay green.
+Linux and macOS (it forks).
 """
 
 import argparse
@@ -28,67 +31,80 @@ import numpy as np  # noqa: F401
 import pytest
 import torch
 import torch.utils.flop_counter  # noqa: F401
+from filelock import FileLock
 
-from tinygpt.learn.book import Definition, exercises_of, find_project, make_hole, make_notebook, read_notebook
+from tinygpt.learn.book import (
+    Definition,
+    all_pages,
+    exercises_of,
+    exports_in,
+    find_project,
+    make_hole,
+    make_notebook,
+    module_file,
+    module_of,
+    page_path,
+    read_notebook,
+)
 from tinygpt.learn.judge import copy_project, environment, find_tests
 from tinygpt.learn.overlay import Work, lay_over, read_work
+from tinygpt.support import atomic_path, cache_dir
 
 ROOT = find_project()
 RESULTS = ROOT / "benchmarks/results/teeth.json"
+PARTS = ("green", "holes", "slips")
+
+
+def _run_in_child(folder: Path, tests: list[str], stop: bool, seconds: float) -> None:
+    "The forked process: pytest on the copy in `folder`, with none of this process's package left."
+    os.setsid()
+    os.chdir(folder)
+    os.environ.update(environment(folder) | {"TINYGPT_SECONDS": str(seconds)})
+    for name in list(sys.modules):
+        if name.split(".")[0] in ("tinygpt", "tinygpt_ran", "conftest") or name.startswith("test_"):
+            del sys.modules[name]
+    own = (ROOT, ROOT / "benchmarks")
+    sys.path[:] = [str(folder), *(p for p in sys.path if Path(p or ".").resolve() not in own)]
+    log = os.open(folder / "pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    options = ["-q", "-p", "tinygpt_probe", "-p", "no:cacheprovider", *(["-x"] if stop else [])]
+    status = pytest.main([*tests, *options])
+    sys.stdout.flush()
+    os._exit(int(status))
 
 
 def forked(
-    folder: Path, tests: list[str], stop: bool = True, seconds: float = 120.0, total: float = 900.0
+    folder: Path,  # a project made by `copy_project`
+    tests: list[str],  # files or single tests
+    stop: bool = True,  # at the first failure
+    seconds: float = 120.0,  # of computing for one test
+    total: float = 900.0,  # for all of them
 ) -> list[dict]:
-    "Like `learn_judge.run_tests`, in a fork of this process, which has imported torch and pytest already."
+    "Like `judge.run_tests`, in a fork of this process, which has imported torch and pytest already."
     outcome = folder / "outcome.jsonl"
     outcome.unlink(missing_ok=True)
-    if (pid := os.fork()) == 0:
-        os.setsid()
-        os.chdir(folder)
-        os.environ.update(environment(folder) | {"TINYGPT_SECONDS": str(seconds)})
-        for name in [
-            n
-            for n in sys.modules
-            if n.split(".")[0] in ("tinygpt", "tinygpt_ran", "conftest") or n.startswith("test_")
-        ]:
-            del sys.modules[name]
-        sys.path[:] = [str(folder)] + [
-            p for p in sys.path if Path(p or ".").resolve() not in (ROOT, ROOT / "benchmarks")
-        ]
-        log = os.open(folder / "pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        status = pytest.main(
-            [*tests, "-q", "-p", "tinygpt_probe", "-p", "no:cacheprovider", *(["-x"] if stop else [])]
-        )
-        sys.stdout.flush()
-        os._exit(int(status))
-    end, late = time.time() + total, False
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        if late := time.time() > end:
-            break
+    pid = os.fork()
+    if pid == 0:
+        _run_in_child(folder, tests, stop, seconds)
+    end = time.time() + total
+    late = False
+    while not late and os.waitpid(pid, os.WNOHANG)[0] == 0:
         time.sleep(0.02)
+        late = time.time() > end
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
     if late:
         os.waitpid(pid, 0)
-    results = [json.loads(line) for line in outcome.read_text().splitlines()] if outcome.exists() else []
-    results = [r for r in results if "test" in r]
+
+    lines = [json.loads(line) for line in outcome.read_text().splitlines()] if outcome.exists() else []
+    results = [line for line in lines if "test" in line]
     if late:
-        results.append(
-            dict(
-                test=tests[0],
-                outcome="failed",
-                seconds=total,
-                ran=[],
-                fixtures=[],
-                error="all tests together ran too long",
-                frames=[],
-            )
-        )
+        nothing = dict(ran=[], fixtures=[], frames=[])
+        error = "all tests together ran too long"
+        results.append(dict(test=tests[0], outcome="failed", seconds=total, error=error, **nothing))
     if not results:
         raise RuntimeError(f"pytest did not run {tests}: {(folder / 'pytest.log').read_text()[-2000:]}")
     return results
@@ -99,49 +115,47 @@ def is_red(results: list[dict]) -> str | None:
     return next((r["test"].split("/")[-1] for r in results if r["outcome"] == "failed"), None)
 
 
+def _tests_naming(word: str, root: Path, files: list[str]) -> list[str]:
+    "Tests with a word in their source; short ones first, those that start processes last."
+    found = []
+    for file in files:
+        source = (root / file).read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
+            if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test"):
+                continue
+            text = ast.get_source_segment(source, node)
+            if re.search(rf"\b{word}\b", text):
+                slow = bool(re.search(r"run_processes|subprocess|Popen|torchrun|\btrain\(", text))
+                found.append((slow, len(text), f"{file}::{node.name}"))
+    return [test for *_, test in sorted(found)]
+
+
 def likely_tests(root: Path, files: list[str], name: str) -> list[list[str]]:
-    "Tests that name a function, then those that name its class; within each those that start processes come last."
+    "Tests that name a function, then those that name its class."
     *owner, own = name.split(".")
-    words, groups = ([] if own.startswith("__") else [own]) + owner, []
-    for word in words:
-        found = []
-        for file in files:
-            source = (root / file).read_text(encoding="utf-8")
-            for node in ast.parse(source).body:
-                text = ast.get_source_segment(source, node) or ""
-                if (
-                    isinstance(node, ast.FunctionDef)
-                    and node.name.startswith("test")
-                    and re.search(rf"\b{word}\b", text)
-                ):
-                    slow = bool(re.search(r"run_processes|subprocess|Popen|torchrun|\btrain\(", text))
-                    found.append((slow, len(text), f"{file}::{node.name}"))
-        groups.append([test for *_, test in sorted(found)])
-    return groups
+    words = owner if own.startswith("__") else [own, *owner]
+    return [_tests_naming(word, root, files) for word in words]
 
 
 class Chapter:
-    "A chapter's tests on a copy of the project in which functions are replaced."
+    "A page's tests on a copy of the project in which functions are replaced."
 
     def __init__(self, name: str, folder: Path):
-        self.name, self.folder, self.module = name, folder, name[3:]
-        self.path = folder / f"tinygpt/{self.module}.py"
+        self.name, self.folder = name, folder
+        self.module = module_of(ROOT, name)
+        self.path = folder / module_file(self.module)
         self.source = self.path.read_text(encoding="utf-8")
         self.files = find_tests(folder, self.module)
-        exercises = exercises_of(ROOT, name)
+        self.names = [d.name for d in exercises_of(ROOT, name)]
         nb = make_notebook(ROOT, name, only=[])
-        nb["metadata"]["tinygpt"]["holes"] = [
-            d.name for d in exercises
-        ]  # as if a learner had written all of it
-        self.work = read_work(nb, read_notebook(ROOT / f"nbs/{name}.ipynb"), name)
-        self.names = [d.name for d in exercises]
+        nb["metadata"]["tinygpt"]["holes"] = self.names  # as if a learner had written all of it
+        self.work = read_work(nb, read_notebook(page_path(ROOT, name)), name)
         assert list(self.work.written) == self.names, (name, self.work.problems)
         self.fastest = {}  # function -> tests that ran it, the fastest first
 
     def lay(self, definitions: dict[str, Definition]):
-        self.path.write_text(
-            lay_over(self.source, Work(self.name, written=definitions), list(definitions)), encoding="utf-8"
-        )
+        work = Work(self.name, self.module, written=definitions)
+        self.path.write_text(lay_over(self.source, work, list(definitions)), encoding="utf-8")
 
     def restore(self):
         self.path.write_text(self.source, encoding="utf-8")
@@ -154,27 +168,26 @@ class Chapter:
             for key in r["ran"] if r["outcome"] == "passed" else []:
                 self.fastest.setdefault(key.split(":")[1], []).append(r["test"])
         counts = {o: sum(r["outcome"] == o for r in results) for o in ("passed", "failed", "skipped")}
-        return counts | (
-            {
-                "first": f"{is_red(results)}: {[r for r in results if r['outcome'] == 'failed'][0].get('error', '')[:300]}"
-            }
-            if counts["failed"]
-            else {}
-        )
+        if counts["failed"]:
+            failed = next(r for r in results if r["outcome"] == "failed")
+            counts["first"] = f"{is_red(results)}: {failed.get('error', '')[:300]}"
+        return counts
 
     def red(self, name: str, text: str) -> str | None:
         "The test that fails with this text in place of a function, or None."
         d = self.work.written[name]
         self.lay({name: Definition(name, text, d.first, d.last, d.cell)})
-        tries = (
-            [self.fastest[name][:1], self.fastest[name]]
-            if name in self.fastest
-            else likely_tests(self.folder, self.files, name)
-        )
-        tries = [group for i, group in enumerate(tries) if group and group not in tries[:i]]
-        if tries and len(tries[0]) > 3:
-            tries.insert(0, tries[0][:2])
-        for tests in [*tries, self.files]:
+        if name in self.fastest:
+            groups = [self.fastest[name][:1], self.fastest[name]]
+        else:
+            groups = [group for group in likely_tests(self.folder, self.files, name) if group]
+        if groups and len(groups[0]) > 3:
+            groups.insert(0, groups[0][:2])
+        tried = []
+        for tests in [*groups, self.files]:
+            if tests in tried:
+                continue
+            tried.append(tests)
             if test := is_red(forked(self.folder, tests)):
                 return test
         return None
@@ -190,122 +203,165 @@ def load_slips() -> list:
     return module.SLIPS
 
 
+def slips_of(module: str) -> list:
+    "The slips of a module."
+    return [slip for slip in load_slips() if slip.module == module]
+
+
 def slipped(d: Definition, slip) -> str:
-    "The function with the slip in it; an error if its text is not there exactly once."
-    if d.text.count(slip.old) != 1:
-        raise ValueError(f"{slip.module}.{slip.function}: {slip.old!r} occurs {d.text.count(slip.old)} times")
-    return d.text.replace(slip.old, slip.new)
+    "The function with the slip in it. ValueError if the text to replace is not there exactly once."
+    return slip.put_into(d.text)
 
 
 def all_definitions(chapter: str) -> dict[str, Definition]:
-    from tinygpt.learn.book import exports_in
+    "Every function of a page, helpers and commands too, by name."
+    return {d.name: d for d in exports_in(read_notebook(page_path(ROOT, chapter)))}
 
-    return {d.name: d for d in exports_in(read_notebook(ROOT / f"nbs/{chapter}.ipynb"))}
+
+def examine_slip(chapter: Chapter, slip, definitions: dict[str, Definition]) -> tuple[str | None, str]:
+    "(the test that catches a slip or None, what to say about it)."
+    if slip.function not in definitions:
+        return None, f"there is no function {slip.function}"
+    try:
+        text = slipped(definitions[slip.function], slip)
+    except ValueError as error:
+        return None, str(error)
+    chapter.work.written.setdefault(slip.function, definitions[slip.function])
+    test = chapter.red(slip.function, text)
+    return test, f"caught by {test}" if test else "NOT CAUGHT"
+
+
+def digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+
+def state_of(folder: Path, module: str) -> dict[str, str]:
+    "What a record was made from: hashes of the module with its tests, and of its slips."
+    files = [module_file(module), *find_tests(folder, module)]
+    sources = digest(*((folder / file).read_bytes() for file in files))
+    return {"sources": sources, "slip_sources": digest(*(repr(s).encode() for s in slips_of(module)))}
 
 
 def examine(name: str, parts: list[str], folder: Path, before: dict, note) -> dict:
-    "The record of one chapter; what `before` has is not done again."
-    chapter, record = Chapter(name, folder), dict(before)
-    record["exercises"] = len(chapter.names)
+    "The record of one page; what `before` has, made from the same sources, is not done again."
+    chapter = Chapter(name, folder)
+    state = state_of(folder, chapter.module)
+    record = dict(before) if before.get("sources") == state["sources"] else {}
+    if record.get("slip_sources") != state["slip_sources"]:
+        record.pop("slips", None)
+    record |= {"exercises": len(chapter.names), **state}
     if not chapter.files:
         return record | {"untested": chapter.names}
+
     if "green" in parts and record.get("green", {}).get("failed", 1):
         record["green"] = chapter.green()
         note(f"{name}: all {len(chapter.names)} solutions laid over: {record['green']}")
     if "holes" in parts:
-        red = record["red"] = {n: test for n, test in record.get("red", {}).items() if n in chapter.names}
+        red = record.setdefault("red", {})
         for function in chapter.names:
             if not red.get(function):
                 red[function] = chapter.red(function, make_hole(chapter.work.written[function]))
-                note(
-                    f"{name}: hole in {function}: {'red: ' + red[function] if red[function] else 'NO TEST FAILS'}"
-                )
+                note(f"{name}: hole in {function}: {red[function] or 'NO TEST FAILS'}")
     if "slips" in parts:
-        slips, caught = (
-            [s for s in load_slips() if s.module == chapter.module],
-            record.setdefault("slips", {}),
-        )
+        caught = record.setdefault("slips", {})
         definitions = all_definitions(name)
-        for slip in slips:
+        for slip in slips_of(chapter.module):
             label = f"{slip.function}: {slip.why}"
             if not caught.get(label):
-                if slip.function not in definitions or definitions[slip.function].text.count(slip.old) != 1:
-                    caught[label] = None
-                    note(f"{name}: slip {label}: its text is not there exactly once")
-                    continue
-                chapter.work.written.setdefault(slip.function, definitions[slip.function])
-                caught[label] = chapter.red(slip.function, slipped(definitions[slip.function], slip))
-                note(
-                    f"{name}: slip {label}: {'caught by ' + caught[label] if caught[label] else 'NOT CAUGHT'}"
-                )
+                caught[label], said = examine_slip(chapter, slip, definitions)
+                note(f"{name}: slip {label}: {said}")
     chapter.restore()
     return record
 
 
 def table(chapters: dict) -> str:
-    "One line a chapter: holes seen red, solutions green, slips caught."
-    lines, sums = [f"{'chapter':26s} {'holes red':>10s} {'green':>8s} {'slips caught':>13s}"], [0, 0, 0, 0]
-    for name, r in sorted(chapters.items()):
-        red, slips = r.get("red", {}), r.get("slips", {})
-        numbers = (
-            sum(map(bool, red.values())),
-            r.get("exercises", 0),
-            sum(map(bool, slips.values())),
-            len(slips),
-        )
+    "One line a page: holes seen red, solutions green, slips caught."
+    lines = [f"{'page':26s} {'holes red':>10s} {'green':>8s} {'slips caught':>13s}"]
+    sums = [0, 0, 0, 0]
+    for name, record in sorted(chapters.items()):
+        red, slips = record.get("red", {}), record.get("slips", {})
+        numbers = [sum(map(bool, red.values())), record.get("exercises", 0)]
+        numbers += [sum(map(bool, slips.values())), len(slips)]
         sums = [a + b for a, b in zip(sums, numbers)]
-        green = r.get("green", {})
+        green = "-"
+        if "green" in record:
+            green = "no" if record["green"]["failed"] else "yes"
         lines.append(
-            f"{name:26s} {numbers[0]:4d} of {numbers[1]:2d} {'-' if not green else 'no' if green['failed'] else 'yes':>8s} {numbers[2]:6d} of {numbers[3]:3d}"
+            "{:26s} {:4d} of {:2d} {:>8s} {:6d} of {:3d}".format(name, *numbers[:2], green, *numbers[2:])
         )
-    return "\n".join(
-        [*lines, f"{'all':26s} {sums[0]:3d} of {sums[1]:3d} {'':8s} {sums[2]:6d} of {sums[3]:3d}"]
-    )
+    total = "{:26s} {:3d} of {:3d} {:8s} {:6d} of {:3d}".format("all", *sums[:2], "", *sums[2:])
+    return "\n".join([*lines, total])
+
+
+def pages_with_work() -> dict[str, str]:
+    "page -> module, for every page with exercises or slips."
+    with_slips = {slip.module for slip in load_slips()}
+    modules = {page: module_of(ROOT, page) for page in all_pages(ROOT)}
+    return {page: m for page, m in modules.items() if m in with_slips or exercises_of(ROOT, page)}
+
+
+def choose(pages: dict[str, str], wanted: list[str]) -> list[str]:
+    "The pages that are meant: by number, name or module; all, if none is named."
+    chosen = []
+    for page, module in pages.items():
+        called = {page, page[:2], page[:2].lstrip("0"), module}
+        if not wanted or called & set(wanted):
+            chosen.append(page)
+    if not chosen:
+        sys.exit(f"no page is called {' or '.join(wanted)}; there are {', '.join(pages)}")
+    return chosen
+
+
+def saved_records() -> dict:
+    return json.loads(RESULTS.read_text())["chapters"] if RESULTS.exists() else {}
+
+
+def save(name: str, record: dict, pages: dict[str, str]) -> None:
+    "Put the record of one page into the file, which other processes may be changing too."
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with FileLock(cache_dir() / "teeth.lock"):
+        chapters = saved_records() | {name: record}
+        known = {page: chapters[page] for page in sorted(chapters) if page in pages}
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        result = dict(
+            command="python benchmarks/teeth.py --save",
+            date=str(date.today()),
+            python=platform.python_version(),
+            torch=torch.__version__,
+            machine=f"{platform.machine()}, {os.cpu_count()} cores, {device}",
+            chapters=known,
+        )
+        with atomic_path(RESULTS) as tmp:
+            tmp.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("chapters", nargs="*", help="notebooks such as 10_adamw (default: all)")
     parser.add_argument(
-        "--parts", nargs="+", default=["green", "holes", "slips"], choices=["green", "holes", "slips"]
+        "chapters", nargs="*", help="numbers, pages or modules: 10, 03_data_stream, data.stream"
     )
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--save", action="store_true", help="write each page's record when it is done")
     parser.add_argument("--again", action="store_true", help="do not go on from the saved results")
     args = parser.parse_args()
-    names = [p.stem for p in sorted((ROOT / "nbs").glob("[0-9]*.ipynb")) if exercises_of(ROOT, p.stem)]
-    saved = json.loads(RESULTS.read_text())["chapters"] if RESULTS.exists() and not args.again else {}
+
+    def note(line):
+        print(f"{time.strftime('%X')} {line}", flush=True)
+
+    pages = pages_with_work()
+    records = {}
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp).resolve()
         copy_project(ROOT, folder)
-        for name in [n for n in names if not args.chapters or any(n.startswith(c) for c in args.chapters)]:
-            sources = [
-                folder / f"tinygpt/{name[3:]}.py",
-                *(folder / file for file in find_tests(folder, name[3:])),
-            ]
-            state = hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:16]
-            before = saved.get(name, {}) if saved.get(name, {}).get("sources") == state else {}
-            if not sources[0].exists():
-                continue  # a chapter that is younger than the copy
-            saved[name] = examine(
-                name,
-                args.parts,
-                folder,
-                before,
-                lambda line: print(f"{time.strftime('%X')} {line}", flush=True),
-            ) | {"sources": state}
+        for name in choose(pages, args.chapters):
+            # another process may have saved this page meanwhile
+            before = {} if args.again else saved_records().get(name, {})
+            records[name] = examine(name, args.parts, folder, before, note)
             if args.save:
-                saved = (json.loads(RESULTS.read_text())["chapters"] if RESULTS.exists() else {}) | {
-                    name: saved[name]
-                }  # another run may have written meanwhile
-                saved = dict(sorted((n, r) for n, r in saved.items() if n in names))
-                result = dict(
-                    command="python benchmarks/teeth.py --save", date=str(date.today()), python=platform.python_version(), torch=torch.__version__,
-                    machine=f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}", chapters=saved,
-                )  # fmt: skip
-                RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(saved))
+                save(name, records[name], pages)
+    print(table(saved_records() if args.save else records))
 
 
 if __name__ == "__main__":

@@ -25,11 +25,8 @@ def cache(tmp_path_factory):
 def words(tmp_path):
     "A small text file of repeated sentences with some numbers in them: about 60 kB, easy to learn."
     path = tmp_path / "words.txt"
-    path.write_text(
-        "".join(
-            f"The {i % 17}th of {i % 12} months is a good day for number {i}. Or is it?\n"
-            for i in range(1000)
-        ),
-        encoding="utf-8",
-    )
+    lines = []
+    for i in range(1000):
+        lines.append(f"The {i % 17}th of {i % 12} months is a good day for number {i}. Or is it?\n")
+    path.write_text("".join(lines), encoding="utf-8")
     return path

@@ -3,18 +3,66 @@
 `python -m tinygpt.learn` and `make teeth` see that the tests of the chapter catch them.
 """
 
+import re
 from dataclasses import dataclass
+
+# Python's tokens, also in a piece of a statement, which the parser would refuse
+TOKEN = re.compile(
+    r"""
+    (?P<blank> \s+ | \\\n | \#[^\n]* )
+  | (?P<string> [bfruBFRU]{0,2}
+        (?: \"{3}(?:\\.|[^\\])*?\"{3} | '{3}(?:\\.|[^\\])*?'{3}
+          | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' ) )
+  | \w+
+  | \*\*= | //= | <<= | >>= | \.\.\. | \*\* | // | << | >> | -> | [-+*/%@&|^=!<>:]=
+  | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def tokens_in(text: str) -> list[tuple[str, int, int]]:
+    """(token, where it begins, where it ends) for each token that counts.
+
+    Blanks and comments do not count, nor does a comma before a closing bracket, nor the kind of quotes.
+    """
+    found = []
+    for match in TOKEN.finditer(text):
+        if match["blank"]:
+            continue
+        token = match[0].replace("'", '"') if match["string"] else match[0]
+        if token in ")]}" and found and found[-1][0] == ",":
+            found.pop()
+        found.append((token, *match.span()))
+    return found
+
+
+def places(text: str, old: str) -> list[tuple[int, int]]:
+    "Where the tokens of `old` stand in `text`: (beginning, end) of each place."
+    there = tokens_in(text)
+    words = [token for token, _, _ in there]
+    wanted = [token for token, _, _ in tokens_in(old)]
+    starts = [i for i in range(len(words)) if words[i : i + len(wanted)] == wanted]
+    return [(there[i][1], there[i + len(wanted) - 1][2]) for i in starts]
 
 
 @dataclass(frozen=True)
 class Slip:
     "One wrong solution: a function in which a piece of text is replaced."
 
-    module: str  # tinygpt.<module>
+    module: str  # "data.stream" for tinygpt/data/stream.py
     function: str  # qualified name, "AdamW.step"
-    old: str  # occurs exactly once in that function's source as exported
+    old: str  # its tokens occur exactly once in that function's source; layout and comments do not count
     new: str  # what a learner might write instead
     why: str  # the slip in a few words: "no bias correction"
+
+    def put_into(self, text: str) -> str:
+        "The function's text with the slip in it. ValueError if `old` is not there exactly once."
+        found = places(text, self.old)
+        if len(found) != 1:
+            raise ValueError(f"{self.module}.{self.function}: {self.old!r} occurs {len(found)} times")
+        [(start, end)] = found
+        return text[:start] + self.new.strip() + text[end:]
 
 
 SLIPS = [
@@ -57,10 +105,15 @@ SLIPS = [
     Slip(
         "support",
         "check_exercise",
-        "raise AssertionError(f\"{solution.__name__}: {error or 'the check failed, see the line above'}\") from error",
+        'raise AssertionError(f"{solution.__name__}: {reason}") from error',
         "print(error)",
         "a wrong solution is only printed",
     ),
+    Slip("support", "command", "status = 2", "status = 1", "a mistake in the input ends as a crash does"),
+    Slip("support", "command", "or 0", "", "a command that ends well gives None"),
+    Slip("support", "command", "if _speaks():", "if True:", "every process tells the mistake"),
+    Slip("support", "parse_options", "if not unknown:", "if True:", "a misspelt flag is dropped"),
+    Slip("support", "_flags", '_flags(kind, name + ".") or [name]', "[name]", "flags in groups unknown"),
     # 01
     Slip(
         "floats",
@@ -142,7 +195,7 @@ SLIPS = [
         "len(b) for b",
         'len(b.decode("utf-8", "replace").encode()) for b',
         "bytes counted through a string decode (nanochat)",
-    ),  # fmt: skip
+    ),
     Slip("tokenizer", "Vocabulary.decode", 'errors="replace"', 'errors="ignore"', "broken bytes vanish"),
     Slip(
         "tokenizer",
@@ -329,7 +382,7 @@ SLIPS = [
     ),
     Slip(
         "data.tokens",
-        "_open_split",
+        "open_split",
         "part.max() >= vocab_size",
         "part.max() > vocab_size",
         "the id vocab_size passes",
@@ -359,7 +412,7 @@ SLIPS = [
         'int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")',
         "hash(text) % 2**64",
         "Python's hash: another split in each process",
-    ),  # fmt: skip
+    ),
     Slip(
         "data.documents",
         "Documents.chunks",
@@ -383,14 +436,14 @@ SLIPS = [
     ),
     Slip(
         "data.pack",
-        "StreamLane._next",
+        "ConcatLane._next",
         "at + len(piece) - 1)",
         "at + len(piece))",
         "one token in each row is never an input (nanochat)",
     ),
     Slip(
         "data.pack",
-        "StreamLane._next",
+        "ConcatLane._next",
         "(2 if self.ends else self.length)",
         "self.length",
         "the tail of an epoch is dropped (build-nanogpt)",
@@ -401,7 +454,7 @@ SLIPS = [
         "bisect_right(sizes, length - k) - 1",
         "bisect_right(sizes, length - k - 1) - 1",
         "a document that fits exactly is not taken",
-    ),  # fmt: skip
+    ),
     Slip(
         "data.pack",
         "pack_best_fit",
@@ -424,14 +477,14 @@ SLIPS = [
         "-(-(len(tokens) - 1) // block_size)",
         "(len(tokens) - 1) // block_size",
         "the tail of the corpus is dropped (build-nanogpt)",
-    ),  # fmt: skip
+    ),
     Slip(
         "data.windows",
         "ShardLoader.starts",
         "places * self.block_size",
         "places * (self.block_size + 1)",
         "windows of T + 1 tokens share none: a pair in each is lost (nanochat)",
-    ),  # fmt: skip
+    ),
     Slip(
         "data.windows",
         "ShardLoader.load_state_dict",
@@ -520,7 +573,7 @@ SLIPS = [
         "t.repeat_interleave(q.size(1) // t.size(1), dim=1)",
         "t.repeat(1, q.size(1) // t.size(1), 1, 1)",
         "query heads meet the wrong key heads",
-    ),  # fmt: skip
+    ),
     Slip("attention", "naive_attention", "softmax(dim=-1,", "softmax(dim=-2,", "softmax over the queries"),
     Slip(
         "attention",
@@ -532,8 +585,8 @@ SLIPS = [
     Slip(
         "attention",
         "_tiles",
-        "c.start > last - window",
-        "c.start >= last - window",
+        "cols.start > last - window",
+        "cols.start >= last - window",
         "one key too many at the edge of a window",
     ),
     Slip(
@@ -542,10 +595,10 @@ SLIPS = [
     Slip(
         "attention",
         "tiled_forward",
-        "keep = _keep(s.shape, dropout, seed + rows.start * k.size(2) + cols.start, s)",
+        "keep = _keep(s.shape, dropout, seed + place, s)",
         "keep = _keep(s.shape, dropout, seed, s)",
         "every tile drops the same places, and other ones than the backward",
-    ),  # fmt: skip
+    ),
     Slip("attention", "tiled_backward", "(dq_i * scale)", "dq_i", "the scale is missing in dq"),
     Slip(
         "attention",
@@ -553,7 +606,7 @@ SLIPS = [
         "if causal and T == S and T > 1 and not narrow:",
         "if causal and T > 1 and not narrow:",
         "is_causal aligns the mask top left: a cached query sees the first keys only",
-    ),  # fmt: skip
+    ),
     Slip("attention_triton", "_see", "ago < WINDOW", "ago <= WINDOW", "window one too wide"),
     Slip(
         "attention_triton",
@@ -568,7 +621,7 @@ SLIPS = [
         "(kv % n_kv_head) * GROUP + g",
         "(kv % n_kv_head) + g * n_kv_head",
         "key heads get the gradients of the wrong query heads",
-    ),  # fmt: skip
+    ),
     Slip(
         "attention_triton",
         "_tile_grad",
@@ -619,7 +672,7 @@ SLIPS = [
         "8 * self.n_embd // 3",
         "not rounded up to a multiple of 64",
     ),
-    Slip("model", "rope_table", "theta ** (-torch", "theta ** (torch", "frequencies grow instead of falling"),
+    Slip("model", "rope_table", "theta ** (-first", "theta ** (first", "frequencies grow instead of falling"),
     Slip(
         "model",
         "apply_rope",
@@ -695,7 +748,7 @@ SLIPS = [
     Slip(
         "model",
         "token_loss",
-        "logits.to(torch.promote_types(logits.dtype, torch.float32))",
+        "_wide(logits)",
         "logits",
         "the loss of half-precision logits in half precision",
     ),
@@ -705,7 +758,7 @@ SLIPS = [
         "self.rope.copy_(rope_table(self.config.block_size, self.config.head_dim, self.config.rope_theta))",
         "pass",
         "a buffer made by the meta device is never filled (nanochat)",
-    ),  # fmt: skip
+    ),
     Slip(
         "model",
         "GPT.features",
@@ -717,14 +770,14 @@ SLIPS = [
     Slip(
         "model",
         "GPT.forward",
-        "torch.tanh(logits.to(torch.promote_types(logits.dtype, torch.float32)) / c.logit_softcap)",
+        "torch.tanh(_wide(logits) / c.logit_softcap)",
         "torch.tanh(logits)",
         "the cap is a factor only",
-    ),  # fmt: skip
+    ),
     Slip(
         "model",
         "GPT.num_params",
-        'p[: self.config.vocab_size] if n in ("wte.weight", "lm_head.weight") else p',
+        "p[: self.config.vocab_size] if padded else p",
         "p",
         "rows of padding are counted",
     ),
@@ -752,10 +805,10 @@ SLIPS = [
     Slip(
         "model",
         "TokenEmbedding.forward",
-        "torch.cat((idx.new_zeros(len(idx), 2) if cache is None else cache.last, idx), dim=1)",
-        "torch.cat((idx, idx.new_zeros(len(idx), 2)), dim=1)",
+        "torch.cat((before, idx), dim=1)",
+        "torch.cat((idx, before), dim=1)",
         "looks two tokens ahead",
-    ),  # fmt: skip
+    ),
     Slip(
         "model_hf",
         "_transposed",
@@ -765,14 +818,14 @@ SLIPS = [
     ),
     Slip(
         "model_hf",
-        "config_from_hf",
+        "_from_llama",
         'float(rope.get("rope_theta", hf.get("rope_theta", 10000.0)))',
         "10000.0",
         "the file's rope_theta is not read",
     ),
     Slip(
         "model_hf",
-        "config_from_hf",
+        "_from_llama",
         'hf.get("rms_norm_eps", 1e-6)',
         "1e-5",
         "the file's rms_norm_eps is not read",
@@ -783,7 +836,7 @@ SLIPS = [
         "n * c.head_dim for n in (c.n_head, c.kv_heads, c.kv_heads)",
         "n * c.head_dim for n in (c.kv_heads, c.kv_heads, c.n_head)",
         "values first",
-    ),  # fmt: skip
+    ),
     Slip(
         "model_hf",
         "state_to_hf",
@@ -838,7 +891,22 @@ SLIPS = [
         "found[0]",
         "a card with a longer name is taken for another",
     ),
-    Slip("measure.speed", "si", "x >= s", "x > s", "1000 without a prefix"),
+    Slip("measure.speed", "si", "x >= scale", "x > scale", "1000 without a prefix"),
+    Slip(
+        "measure.speed",
+        "measure_peak_flops",
+        "max(best, 2 * n**3 / seconds)",
+        "2 * n**3 / seconds",
+        "the last size's speed instead of the best",
+    ),
+    Slip("measure.speed", "measure_bandwidth", "2 * a.nbytes", "a.nbytes", "what is written is not counted"),
+    Slip(
+        "measure.speed",
+        "host_reads",
+        'not _made_by(event, "aten::_fused_adamw_")',
+        "True",
+        "the fused kernel's own reads are counted",
+    ),
     Slip(
         "measure.memory",
         "param_counts",
@@ -869,7 +937,7 @@ SLIPS = [
         "speed / flops_per_token(config, training=False)",
         "the FLOPs of the forward alone",
     ),
-    Slip("measure.plan", "_count", '"m": 1e6', '"m": 2**20', "M as 2**20"),
+    Slip("measure.__main__", "read_count", '"m": 1e6', '"m": 2**20', "M as 2**20"),
     # 08
     Slip(
         "precision",
@@ -887,8 +955,8 @@ SLIPS = [
     Slip(
         "precision",
         "choose_device",
-        'torch.device("mps"), "found',
-        'torch.device("cpu"), "found',
+        'torch.device("mps"), "found Apple\'s GPU"',
+        'torch.device("cpu"), "found Apple\'s GPU"',
         "MPS treated as a CPU (nanoGPT)",
     ),
     Slip(
@@ -897,7 +965,7 @@ SLIPS = [
         "dtype=self.dtype)",
         "dtype=torch.float16)",
         "config says bfloat16, autocast runs float16 (a published Llama trainer)",
-    ),  # fmt: skip
+    ),
     Slip(
         "precision",
         "Policy.autocast",
@@ -967,7 +1035,7 @@ SLIPS = [
         'torch.full_like(self._good_steps, state["_growth_tracker"])',
         "torch.zeros_like(self._good_steps)",
         "the count of good steps is lost",
-    ),  # fmt: skip
+    ),
     # 09
     Slip(
         "compile",
@@ -975,7 +1043,7 @@ SLIPS = [
         "CompiledModel(model, say, backend=backend, **options)",
         "torch.compile(model, backend=backend, **options)",
         "a module with _orig_mod. in its keys (nanoGPT #325)",
-    ),  # fmt: skip
+    ),
     Slip(
         "compile",
         "compile_model",
@@ -1032,7 +1100,7 @@ SLIPS = [
         "(exp_avg_sq.sqrt() / (1 - beta2**step) ** 0.5).add_(eps)",
         "exp_avg_sq.sqrt().add_(eps) / (1 - beta2**step) ** 0.5",
         "eps before the bias correction (nanochat #304)",
-    ),  # fmt: skip
+    ),
     Slip("adamw", "adamw_update", "lr / (1 - beta1**step)", "lr", "no bias correction of the mean"),
     Slip(
         "adamw",
@@ -1073,12 +1141,12 @@ SLIPS = [
     Slip("adamw", "AdamW.step", "step=0, exp_avg", "step=1, exp_avg", "steps counted from 2"),
     Slip(
         "adamw",
-        "parameter_kinds",
-        '"embedding" if p in embeddings else ',
-        "",
+        "parameter_roles",
+        "if p in embeddings:",
+        "if False:",
         "embeddings are taken for matrices",
     ),
-    Slip("adamw", "param_groups", '{"vector": 0.0}', "{}", "biases and norms decay"),
+    Slip("adamw", "adamw_groups", '{"vector": 0.0}', "{}", "biases and norms decay"),
     Slip(
         "adamw",
         "make_adamw",
@@ -1088,9 +1156,9 @@ SLIPS = [
     ),
     Slip(
         "adamw",
-        "apply_multipliers",
-        'lr * g["lr_multiplier"]',
-        'g["lr_multiplier"]',
+        "adamw_groups",
+        "lr=lr * rate[role]",
+        "lr=rate[role]",
         "the factor taken for the rate",
     ),
     # 11
@@ -1175,21 +1243,21 @@ SLIPS = [
         'model(xb, yb, reduction="sum")[1] / divisor',
         "model(xb, yb)[1] / len(parts)",
         "mean of micro-batch means (transformers and others, 2024)",
-    ),  # fmt: skip
+    ),
     Slip(
         "accumulate",
         "accumulate_gradients",
         "loss += part.detach().to(loss.dtype)",
         "loss = part.detach().to(loss.dtype)",
         "the logged loss is the last micro-step's (nanoGPT, nanochat, minimind)",
-    ),  # fmt: skip
+    ),
     Slip(
         "accumulate",
         "accumulate_gradients",
         "loss += part.detach().to(loss.dtype)",
         "loss = loss + part.to(loss.dtype)",
         "forgotten detach: the returned loss drags a graph along",
-    ),  # fmt: skip
+    ),
     Slip(
         "accumulate",
         "accumulate_gradients",
@@ -1214,7 +1282,7 @@ SLIPS = [
     Slip(
         "accumulate",
         "accumulate_gradients",
-        """        with no_sync() if i < len(parts) else contextlib.nullcontext():  # DDP decides in forward whether backward shall synchronise
+        """        with no_sync() if i < len(parts) else contextlib.nullcontext():
             with autocast():
                 part = model(xb, yb, reduction="sum")[1] / divisor
             scale(part).backward()""",
@@ -1230,9 +1298,37 @@ SLIPS = [
         "nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)",
         "[nn.utils.clip_grad_norm_(p, max_norm) for p in parameters]",
         "each tensor clipped by its own norm",
-    ),  # fmt: skip
+    ),
     Slip("accumulate", "clip_gradients", "if max_norm > 0:", "if max_norm >= 0:", "0 clips everything away"),
-    Slip("accumulate", "gradient_noise_scale", "float(n) ** 2", "float(n)", "norms that are not squared"),
+    Slip(
+        "accumulate",
+        "_check",
+        "isinstance(total, (int, float)) and total < 0",
+        "total is not None and total < 0",
+        "reads a number of targets that is on the GPU in every step",
+    ),
+    Slip(
+        "accumulate",
+        "step_unless",
+        "elif not found_inf.item():",
+        "else:",
+        "an optimizer that cannot look by itself steps with nan",
+    ),
+    Slip(
+        "accumulate",
+        "train_step",
+        "(~norm.isfinite()).float()",
+        "norm.isnan().float()",
+        "an infinite gradient counts as a good one",
+    ),
+    Slip(
+        "accumulate",
+        "train_step",
+        "optimizer.zero_grad(set_to_none=True)",
+        "pass",
+        "each step adds to the gradients of the one before",
+    ),
+    Slip("accumulate", "_mean_square", "float(n) ** 2", "float(n)", "norms that are not squared"),
     Slip(
         "accumulate",
         "gradient_noise_scale",
@@ -1253,7 +1349,7 @@ SLIPS = [
         "use_reentrant=False",
         "use_reentrant=False, preserve_rng_state=False",
         "the second run drops other activations",
-    ),  # fmt: skip
+    ),
     Slip(
         "accumulate_memory",
         "_chunk",
@@ -1271,8 +1367,8 @@ SLIPS = [
     Slip(
         "accumulate_memory",
         "_ChunkedLoss.backward",
-        "(d * grad).to(dtype)",
-        "d.to(dtype)",
+        "(d * grad for d in ctx.saved_tensors)",
+        "ctx.saved_tensors",
         "what comes from behind is left out of the gradient",
     ),
     Slip("accumulate_memory", "chunked_cross_entropy", ".sum().clamp(min=1)", ".sum()", "no targets: 0 / 0"),
@@ -1290,7 +1386,7 @@ SLIPS = [
         "if self.sync and torch.is_grad_enabled():",
         "if torch.is_grad_enabled():",
         "gradients synced in every micro-step (minimind)",
-    ),  # fmt: skip
+    ),
     Slip("ddp.wrap", "_Replica.all_reduce", "op=dist.ReduceOp.AVG", "op=dist.ReduceOp.SUM", "sum for mean"),
     Slip(
         "ddp.wrap",
@@ -1305,8 +1401,8 @@ SLIPS = [
     Slip(
         "ddp.wrap",
         "Bucketed.group",
-        "groups, size = [*groups, []], 0",
-        "groups = [*groups, []]",
+        "groups.append([])\n                size = 0",
+        "groups.append([])",
         "a bucket for each tensor once the first is full",
     ),
     Slip(
@@ -1322,7 +1418,7 @@ SLIPS = [
         'model.no_sync() if hasattr(model, "no_sync") else nullcontext()',
         "nullcontext()",
         "gradients synced in every micro-step (minimind)",
-    ),  # fmt: skip
+    ),
     Slip("ddp.wrap", "settle_buckets", "ddp.zero_grad(set_to_none=True)", "pass", "leaves gradients behind"),
     Slip(
         "ddp.wrap",
@@ -1370,8 +1466,8 @@ SLIPS = [
     Slip(
         "ddp.watchdog",
         "_Heart.look",
-        'rank != self.rank and self.state_of(rank) != "done"',
-        "rank != self.rank",
+        'rank == self.rank or self.state_of(rank) == "done"',
+        "rank == self.rank",
         "a rank that is done is taken for dead",
     ),
     Slip(
@@ -1387,7 +1483,7 @@ SLIPS = [
         'self.who[rank][0] != self.machine or os.name != "posix"',
         'os.name != "posix"',
         "asks this machine for another machine's process",
-    ),  # fmt: skip
+    ),
     Slip(
         "ddp.watchdog",
         "Watchdog.__exit__",
@@ -1443,7 +1539,7 @@ SLIPS = [
         "rows = (c.n_head * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)",
         "rows = (c.n_head * c.head_dim, 2 * c.kv_heads * c.head_dim)",
         "keys and values orthogonalised together",
-    ),  # fmt: skip
+    ),
     Slip(
         "muon",
         "CombinedOptimizer._share",
@@ -1493,14 +1589,15 @@ SLIPS = [
         'group.update({key: value for key, value in saved.items() if key != "params"})',
         "pass",
         "rates and decay are not taken over",
-    ),  # fmt: skip
+    ),
     Slip(
         "zero",
         "_Flat.__init__",
         "self.low, self.high = min(wire.rank * size, count), min((wire.rank + 1) * size, count)",
-        "self.low, self.high = wire.rank * (count // wire.world_size), (wire.rank + 1) * (count // wire.world_size)",
+        "self.low, self.high = wire.rank * (count // wire.world_size), "
+        "(wire.rank + 1) * (count // wire.world_size)",
         "elements beyond a multiple of the world size are never updated (DistAdamW)",
-    ),  # fmt: skip
+    ),
     Slip(
         "zero",
         "_Flat.__init__",
@@ -1525,10 +1622,10 @@ SLIPS = [
     Slip(
         "zero",
         "_Matrix.load",
-        'self.buf.copy_(state[self.p]["momentum_buffer"]) if self.started else self.buf.zero_()',
+        'self.buf.copy_(state[self.p]["momentum_buffer"])',
         "self.buf.zero_()",
         "the momentum is not loaded",
-    ),  # fmt: skip
+    ),
     Slip(
         "zero",
         "_Round.update",
@@ -1547,20 +1644,20 @@ SLIPS = [
     Slip(
         "checkpoint",
         "set_rng_state",
-        "dtype=np.uint32), pos, has_gauss, gauss",
-        "dtype=np.uint32), 0, has_gauss, gauss",
+        "key, pos, has_gauss, gauss))",
+        "key, 0, has_gauss, gauss))",
         "numpy's place among its numbers is lost",
-    ),  # fmt: skip
+    ),
     Slip(
         "checkpoint",
-        "save_checkpoint",
+        "_bare_weights",
         "t.detach().cpu().contiguous()",
         "t.detach().cpu().half().contiguous()",
         "weights stored in half precision (minimind)",
-    ),  # fmt: skip
+    ),
     Slip(
         "checkpoint",
-        "save_checkpoint",
+        "_bare_weights",
         'name.replace("_orig_mod.", "").removeprefix("module.")',
         "name",
         "_orig_mod. in the names (nanoGPT #325)",
@@ -1571,7 +1668,7 @@ SLIPS = [
         "atomic_path(folder) as tmp:\n        tmp.mkdir()",
         "contextmanager(lambda: (yield folder))() as tmp:\n        tmp.mkdir(parents=True)",
         "written in place: a crash leaves half a checkpoint",
-    ),  # fmt: skip
+    ),
     Slip(
         "checkpoint",
         "verify_checkpoint",
@@ -1592,7 +1689,7 @@ SLIPS = [
         "isinstance(loss, (int, float)) and math.isfinite(loss)",
         "isinstance(loss, (int, float))",
         "a loss of nan can be the best",
-    ),  # fmt: skip
+    ),
     Slip(
         "checkpoint",
         "find_checkpoint",
@@ -1600,7 +1697,7 @@ SLIPS = [
         "checkpoints(path)",
         "the oldest instead of the newest",
     ),
-    Slip("checkpoint", "prune", "*(rank_by_loss(run)[:1] if best else ())", "*()", "the best one is removed"),
+    Slip("checkpoint", "prune", "stay.update(rank_by_loss(run)[:1])", "pass", "the best one is removed"),
     Slip("checkpoint", "load_model", "model.to(device).eval()", "model.to(device)", "dropout stays on"),
     Slip(
         "checkpoint",
@@ -1655,7 +1752,7 @@ SLIPS = [
         "np.linspace(0, n_rows - 1, count).round().astype(np.int64)",
         "np.random.randint(n_rows, size=count)",
         "random validation windows (nanoGPT)",
-    ),  # fmt: skip
+    ),
     Slip(
         "evaluate.score",
         "eval_rows",
@@ -1690,17 +1787,17 @@ SLIPS = [
     Slip(
         "evaluate.tasks",
         "encode_pair",
-        "continuation, context = context[len(bare) :] + continuation, bare",
-        "context = bare",
+        "continuation = context[len(bare) :] + continuation",
+        "pass",
         "the space at the end of the context is lost",
-    ),  # fmt: skip
+    ),
     Slip(
         "evaluate.tasks",
         "pair_windows",
         "ids[max(0, done - block_size) : done + 1]",
         "ids[max(0, done - block_size) : done]",
         "the last id of a window is not scored",
-    ),  # fmt: skip
+    ),
     Slip(
         "evaluate.tasks",
         "continuation_losses",
@@ -1733,17 +1830,17 @@ SLIPS = [
     Slip(
         "evaluate.export",
         "write_until",
-        "text[: min([len(text), *(text.index(stop) for stop in until if stop in text)])]",
+        "text[: min([len(text), *ends])]",
         "text",
         "the end mark stays in the text",
-    ),  # fmt: skip
+    ),
     Slip(
         "evaluate.export",
         "write_until",
         "(ids + new)[-model.config.block_size :]",
         "(ids + new)[: model.config.block_size]",
         "a long text is cropped on the wrong side",
-    ),  # fmt: skip
+    ),
     # 18
     Slip(
         "generate.sample",
@@ -1751,7 +1848,7 @@ SLIPS = [
         "ranked[..., top_k:] = -torch.inf",
         "torch.full_like(ranked[..., top_k:], -torch.inf)",
         "top-k computed and discarded (a course's reference code)",
-    ),  # fmt: skip
+    ),
     Slip(
         "generate.sample",
         "sampling_probs",
@@ -1800,14 +1897,14 @@ SLIPS = [
         "if self.cache is None or start != self.begin:",
         "if self.cache is None:",
         "cached decoding ignores the sliding window (nanochat)",
-    ),  # fmt: skip
+    ),
     Slip(
         "generate.sample",
         "generate_tokens",
         "torch.multinomial(probs, 1, generator=generator)",
         "torch.multinomial(probs[:1], 1, generator=generator).expand(len(probs), 1)",
         "all samples share their tokens (nanochat)",
-    ),  # fmt: skip
+    ),
     Slip(
         "generate.sample",
         "generate_tokens",
@@ -1818,8 +1915,8 @@ SLIPS = [
     Slip(
         "generate.sample",
         "generate_batch",
-        "g.manual_seed(seed + r)",
-        "g.manual_seed(seed)",
+        "None if seed is None else seed + r",
+        "seed",
         "equal prompts get equal texts (nanochat)",
     ),
     Slip("generate.sample", "generate_batch", "if token != eot:", "if True:", "eot is part of the text"),
@@ -1861,14 +1958,14 @@ SLIPS = [
     ),
     Slip(
         "run.parallel",
-        "muon_settings",
-        "weight_decay=o.muon_weight_decay, ",
-        "",
+        "optimizer_groups",
+        "o.muon_lr, weight_decay=o.muon_weight_decay",
+        "o.muon_lr",
         "the decay that was asked for never arrives",
     ),
     Slip(
         "run.parallel",
-        "muon_settings",
+        "products_dtype",
         "policy.dtype == torch.bfloat16",
         "True",
         "who asks for float32 gets rough products",
@@ -1882,7 +1979,7 @@ SLIPS = [
         "return count / self.world.world_size",
         "return count",
         "divided by the targets of all ranks, and averaged once more",
-    ),  # fmt: skip
+    ),
     Slip(
         "run.parallel",
         "Single.mean",
@@ -1910,7 +2007,7 @@ SLIPS = [
         'base.run.out, base.run.name = str(Path(sources["--resume"]).parent), Path(sources["--resume"]).name',
         "pass",
         "a run that was moved writes to its old place",
-    ),  # fmt: skip
+    ),
     Slip(
         "run.command",
         "parse_arguments",
@@ -1938,7 +2035,7 @@ SLIPS = [
         "except ValueError:\n            break",
         "except ZeroDivisionError:\n            break",
         "a last line that was cut off ends the run",
-    ),  # fmt: skip
+    ),
     Slip("run.setup", "check_folder", "if not overwrite:", "if False:", "an earlier run is deleted unasked"),
     Slip(
         "run.setup",
@@ -1946,14 +2043,14 @@ SLIPS = [
         't[:T] if name == "wpe.weight" else t',
         't[-T:] if name == "wpe.weight" else t',
         "the last positions instead of the first",
-    ),  # fmt: skip
+    ),
     Slip(
         "run.setup",
         "check_vocabulary",
         "model is not None and model.config.vocab_size != data.tokenizer.n_vocab",
         "False",
         "weights and data of two vocabularies",
-    ),  # fmt: skip
+    ),
     Slip(
         "train", "train", "copy.deepcopy(config.check())", "config.check()", "the caller's config is changed"
     ),

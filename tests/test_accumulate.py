@@ -1,4 +1,7 @@
 import contextlib
+import copy
+import math
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +16,13 @@ from tinygpt.accumulate import (
     count_targets,
     gradient_noise_scale,
     measure_noise_scale,
+    train_step,
 )
+from tinygpt.adamw import make_adamw, param_groups
+from tinygpt.measure.speed import host_reads
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.muon import Muon, make_muon
+from tinygpt.precision import LossScaler
 from tinygpt.support import UserError
 
 
@@ -27,7 +35,8 @@ def model():
 @pytest.fixture
 def batch():
     g = torch.Generator().manual_seed(1)
-    x, y = torch.randint(50, (7, 16), generator=g), torch.randint(50, (7, 16), generator=g)
+    x = torch.randint(50, (7, 16), generator=g)
+    y = torch.randint(50, (7, 16), generator=g)
     for row, counted in enumerate([16, 1, 0, 9, 16, 3, 12]):  # ragged, one row without any
         y[row, counted:] = -100
     return x, y
@@ -41,17 +50,15 @@ def gradients(model):
 def test_micro_steps_equal_the_one_big_batch_with_ragged_rows(model, batch, micro):
     x, y = batch
     logits, _ = model(x)
-    oracle = nn.functional.cross_entropy(
-        logits.flatten(0, 1), y.flatten(), ignore_index=-100
-    )  # torch's mean over counted targets
+    # torch's mean over counted targets
+    oracle = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-100)
     oracle.backward()
     expected = gradients(model)
     model.zero_grad()
     loss = accumulate_gradients(model, x, y, micro)
     assert (gradients(model) - expected).abs().max() < 1e-12
-    assert loss.item() == pytest.approx(
-        oracle.item(), rel=1e-6
-    )  # the mean over all micro-steps, not the last one's
+    # the mean over all micro-steps, not the last one's
+    assert loss.item() == pytest.approx(oracle.item(), rel=1e-6)
 
 
 def test_parts_of_a_batch_add_up_when_told_the_total(model, batch):
@@ -61,9 +68,7 @@ def test_parts_of_a_batch_add_up_when_told_the_total(model, batch):
     expected = gradients(model)
     model.zero_grad()
     total = count_targets(y)
-    losses = [
-        accumulate_gradients(model, x[part], y[part], 1, total=total) for part in (slice(0, 3), slice(3, 7))
-    ]
+    losses = [accumulate_gradients(model, x[part], y[part], 1, total) for part in (slice(0, 3), slice(3, 7))]
     assert (gradients(model) - expected).abs().max() < 1e-12
     model.zero_grad()
     assert sum(losses).item() == pytest.approx(accumulate_gradients(model, x, y).item(), rel=1e-6)
@@ -77,9 +82,8 @@ def test_gradients_add_to_what_is_there_and_scale_reaches_them(model, batch):
     assert (gradients(model) - 2 * once).abs().max() < 1e-12
     model.zero_grad()
     loss = accumulate_gradients(model, x, y, 2, scale=lambda l: 1024 * l)
-    assert (
-        gradients(model) - 1024 * once
-    ).abs().max() < 1e-9 and loss < 100  # the reported loss is not scaled
+    assert (gradients(model) - 1024 * once).abs().max() < 1e-9
+    assert loss < 100  # the reported loss is not scaled
 
 
 def test_a_batch_without_targets_gives_no_gradient_and_no_nan(model, batch):
@@ -130,7 +134,7 @@ def test_a_gradient_that_is_not_finite_shows_in_the_norm():
 
 
 def test_a_float_total_divides_as_ranks_that_average_need_it(model, batch):
-    "DDP takes the mean over ranks: each divides by the whole count over the number of ranks, which may be below 1."
+    "DDP takes the mean over ranks: each divides by the whole count over their number, which may be below 1."
     x, y = batch
     y = y.clone()
     y[1:] = -100
@@ -138,14 +142,11 @@ def test_a_float_total_divides_as_ranks_that_average_need_it(model, batch):
     whole = accumulate_gradients(model, x, y)
     expected = gradients(model)
     model.zero_grad()
-    losses = [
-        accumulate_gradients(model, x[rank::3], y[rank::3], 1, total=count_targets(y) / 3)
-        for rank in range(3)
-    ]
+    total = count_targets(y) / 3
+    losses = [accumulate_gradients(model, x[rank::3], y[rank::3], 1, total) for rank in range(3)]
     assert (gradients(model) / 3 - expected).abs().max() < 1e-12
-    assert (sum(losses) / 3).item() == pytest.approx(
-        whole.item(), rel=1e-6
-    )  # the mean over ranks is the loss of the batch
+    # the mean over ranks is the loss of the batch
+    assert (sum(losses) / 3).item() == pytest.approx(whole.item(), rel=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
@@ -156,24 +157,21 @@ def test_a_float_total_divides_as_ranks_that_average_need_it(model, batch):
 )
 def test_any_ragged_counts_micro_batches_and_ranks_give_the_big_batch(counts, micro, world):
     g = torch.Generator().manual_seed(sum(counts))
-    table = nn.Embedding(
-        9, 9, dtype=torch.float64, _weight=torch.randn(9, 9, generator=g, dtype=torch.float64)
-    )
-    table.requires_grad_()
+    weight = torch.randn(9, 9, generator=g, dtype=torch.float64)
+    table = nn.Embedding(9, 9, dtype=torch.float64, _weight=weight).requires_grad_()
 
     class Bigram(nn.Module):
         def forward(self, x, y, reduction):
             logits = table(x)
             return logits, nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction=reduction)
 
-    x, y = torch.randint(9, (len(counts), 6), generator=g), torch.randint(9, (len(counts), 6), generator=g)
+    x = torch.randint(9, (len(counts), 6), generator=g)
+    y = torch.randint(9, (len(counts), 6), generator=g)
     for row, counted in enumerate(counts):
         y[row, counted:] = -100
     total = count_targets(y)
-    losses = [
-        accumulate_gradients(Bigram(), x[r::world], y[r::world], micro, total=total / world)
-        for r in range(world)
-    ]
+    share = total / world
+    losses = [accumulate_gradients(Bigram(), x[r::world], y[r::world], micro, share) for r in range(world)]
     if total == 0:
         assert sum(losses) == 0 and not table.weight.grad.any()
         return
@@ -189,9 +187,8 @@ def test_the_logged_loss_is_the_mean_and_not_the_last_micro_steps(model, batch):
     parts = [model(x[i : i + 2], y[i : i + 2])[1].item() for i in range(0, 7, 2)]
     loss = accumulate_gradients(model, x, y, 2).item()
     assert loss == pytest.approx(model(x, y)[1].item(), rel=1e-6)
-    assert (
-        abs(loss - parts[-1]) > 1e-3 and abs(loss - sum(parts) / len(parts)) > 1e-4
-    )  # neither the last nor the mean of means
+    # neither the last nor the mean of means
+    assert abs(loss - parts[-1]) > 1e-3 and abs(loss - sum(parts) / len(parts)) > 1e-4
 
 
 class Recorder(nn.Module):
@@ -199,7 +196,8 @@ class Recorder(nn.Module):
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.log = model, []
+        self.model = model
+        self.log = []
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -243,10 +241,12 @@ def test_scaled_gradients_are_clipped_by_their_true_norm_only_after_unscaling(mo
 @pytest.mark.parametrize(
     "change, said",
     [
-        (dict(micro_batch_size=0), "micro_batch_size = 0"), (dict(micro_batch_size=-2), "micro_batch_size = -2"),
-        (dict(total=-1.0), "total = -1.0"), (dict(y=torch.zeros(3, 16, dtype=torch.long)), r"\(3, 16\)"),
+        (dict(micro_batch_size=0), "micro_batch_size = 0"),
+        (dict(micro_batch_size=-2), "micro_batch_size = -2"),
+        (dict(total=-1.0), "total = -1.0"),
+        (dict(y=torch.zeros(3, 16, dtype=torch.long)), r"\(3, 16\)"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_a_batch_is_refused_before_any_gradient(model, batch, change, said):
     with pytest.raises(UserError, match=said):
         accumulate_gradients(model, **{"x": batch[0], "y": batch[1]} | change)
@@ -276,7 +276,8 @@ def test_sharded_gradients_of_fsdp2_are_clipped_by_the_whole_norm(tmp_path):
         sharded = fully_shard(nn.Linear(3, 2), mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
         for layer in (plain, sharded):
             (100 * layer(torch.ones(4, 3)).square().sum()).backward()
-        expected, norm = clip_gradients(plain.parameters(), 1.0), clip_gradients(sharded.parameters(), 1.0)
+        expected = clip_gradients(plain.parameters(), 1.0)
+        norm = clip_gradients(sharded.parameters(), 1.0)
         assert type(norm) is torch.Tensor and torch.isclose(norm, expected) and norm > 1
         for p, q in zip(plain.parameters(), sharded.parameters()):
             torch.testing.assert_close(q.grad.full_tensor(), p.grad)
@@ -307,7 +308,8 @@ def test_the_noise_scale_of_a_linear_model_is_the_closed_form():
     w = torch.full((d,), 0.5, dtype=torch.float64)
     batches = [linear_data(64, d, sigma, g) for _ in range(150)]
     found = measure_noise_scale(Linear(w), batches, 8)
-    signal, noise = w.square().sum().item(), (d + 1) * w.square().sum().item() + d * sigma**2
+    signal = w.square().sum().item()
+    noise = (d + 1) * signal + d * sigma**2
     assert found.signal == pytest.approx(signal, rel=0.05) and found.noise == pytest.approx(noise, rel=0.05)
     assert found.batch == pytest.approx(noise / signal, rel=0.08)
 
@@ -315,16 +317,18 @@ def test_the_noise_scale_of_a_linear_model_is_the_closed_form():
 def test_both_estimates_are_unbiased_where_the_naive_ones_are_not():
     d, g = 30, torch.Generator().manual_seed(1)
     mean, n = torch.full((d,), 0.1, dtype=torch.float64), 4000  # |G|² = 0.3, tr Σ = 30
-    norms = {
-        B: (mean + torch.randn(n, d, generator=g, dtype=torch.float64) / B**0.5).norm(dim=1) for B in (2, 16)
-    }
+    norms = {}
+    for B in (2, 16):
+        noise = torch.randn(n, d, generator=g, dtype=torch.float64) / B**0.5
+        norms[B] = (mean + noise).norm(dim=1)
     found = gradient_noise_scale(norms[2], norms[16], 2, 16)
     assert found.signal == pytest.approx(0.3, abs=0.05) and found.noise == pytest.approx(30, rel=0.02)
     assert norms[16].square().mean() > 5 * 0.3  # the big batch's own norm is far off
 
 
 def test_norms_of_one_steps_micro_batches_give_their_sample_variance(model, batch):
-    x, y = batch[0][:6], torch.randint(50, (6, 16), generator=torch.Generator().manual_seed(3))
+    x = batch[0][:6]
+    y = torch.randint(50, (6, 16), generator=torch.Generator().manual_seed(3))
     rows = []
     for xb, yb in zip(x.split(2), y.split(2)):
         model.zero_grad()
@@ -340,10 +344,8 @@ def test_norms_of_one_steps_micro_batches_give_their_sample_variance(model, batc
 def test_noise_scale_with_frozen_and_unused_parameters():
     g = torch.Generator().manual_seed(0)
     linear = Linear(torch.ones(3, dtype=torch.float64))
-    linear.frozen, linear.unused = (
-        nn.Parameter(torch.ones(2), requires_grad=False),
-        nn.Parameter(torch.ones(2)),
-    )
+    linear.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    linear.unused = nn.Parameter(torch.ones(2))
     assert measure_noise_scale(linear, [linear_data(8, 3, 1.0, g)], 2).noise > 0
 
 
@@ -365,3 +367,202 @@ def test_sizes_that_cannot_be_are_refused(model, batch):
 def test_the_returned_loss_is_a_number_without_a_graph(model, batch):
     loss = accumulate_gradients(model, *batch, 3)
     assert not loss.requires_grad and loss.dtype == torch.float32 and loss.dim() == 0
+
+
+@pytest.mark.parametrize("total", [None, torch.tensor(57), torch.tensor(19.0), 57, 19.0])
+@pytest.mark.parametrize("max_norm", [0.0, 0.5])
+def test_accumulating_and_clipping_read_nothing_on_the_host(model, batch, total, max_norm):
+    def work():
+        for micro in (None, 2, 7):
+            accumulate_gradients(model, *batch, micro, total)
+            clip_gradients(model.parameters(), max_norm)
+
+    assert host_reads(work) == 0
+
+
+def adamw_case(implementation):
+    def make(model):
+        return make_adamw(param_groups(model), 1e-2, implementation=implementation)[0]
+
+    return make
+
+
+def muon_case(model):
+    return make_muon(model)[0]
+
+
+def own_muon_case(model):
+    "Every matrix by Muon, and the vectors not at all."
+    for p in model.parameters():
+        p.requires_grad_(p.dim() == 2)
+    return Muon([p for p in model.parameters() if p.dim() == 2], weight_decay=0.1)
+
+
+OPTIMIZERS = {
+    "own": adamw_case("own"),
+    "for-loop": adamw_case("for-loop"),
+    "foreach": adamw_case("foreach"),
+    "fused": adamw_case("fused"),
+    "muon and adamw": muon_case,
+    "muon": own_muon_case,
+}
+
+
+def small_gpt():
+    torch.manual_seed(0)
+    return GPT(GPTConfig.llama(vocab_size=50, block_size=16, n_layer=2, n_head=2, n_embd=16))
+
+
+def state_of(model, optimizer):
+    "Copies of the weights and of all that the optimizer knows."
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+
+
+def assert_same_state(one, other):
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def poison(model, value):
+    "One number of one gradient in the next backward becomes `value`."
+
+    def change(grad):
+        grad = grad.clone()
+        grad[1, 2] = value
+        return grad
+
+    return model.wte.weight.register_hook(change)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_is_accumulating_clipping_and_stepping_bit_for_bit(name, clip, batch):
+    one, other = small_gpt(), small_gpt()
+    optimizer, by_hand = OPTIMIZERS[name](one), OPTIMIZERS[name](other)
+    for micro in (None, 2, 3, None):
+        loss, norm = train_step(one, optimizer, *batch, micro_batch_size=micro, total=40, clip=clip)
+        by_hand.zero_grad(set_to_none=True)
+        expected = accumulate_gradients(other, *batch, micro, 40)
+        expected_norm = clip_gradients(other.parameters(), clip)
+        by_hand.step()
+        assert torch.equal(loss, expected) and torch.equal(norm, expected_norm)
+        assert_same_state(state_of(one, optimizer), state_of(other, by_hand))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_state(name, value, batch):
+    model = small_gpt()
+    optimizer = OPTIMIZERS[name](model)
+    for _ in range(3):
+        train_step(model, optimizer, *batch, clip=0.5)
+    before = state_of(model, optimizer)
+    hook = poison(model, value)
+    norm = train_step(model, optimizer, *batch, clip=0.5)[1]
+    hook.remove()
+    assert not norm.isfinite()
+    assert_same_state(state_of(model, optimizer), before)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_with_a_bad_step_goes_on_as_if_it_had_not_been(name, batch):
+    "Also where the bad step is the very first, before the optimizer has any state."
+    ends = []
+    for bad_steps in ((), (0, 3)):
+        model = small_gpt()
+        optimizer = OPTIMIZERS[name](model)
+        good = 0
+        for step in range(4 + len(bad_steps)):
+            rows = slice(good, good + 3)
+            hook = poison(model, math.nan) if step in bad_steps else None
+            train_step(model, optimizer, batch[0][rows], batch[1][rows], clip=1.0)
+            good += hook is None
+            if hook is not None:
+                hook.remove()
+        ends.append(state_of(model, optimizer))
+    assert_same_state(*ends)
+
+
+@pytest.mark.parametrize("name", ["fused", "muon and adamw", "muon"])
+def test_a_whole_step_reads_nothing_on_the_host(name, batch):
+    model = small_gpt()
+    optimizer = OPTIMIZERS[name](model)
+    total = count_targets(batch[1])
+
+    def work():
+        for _ in range(3):
+            train_step(model, optimizer, *batch, micro_batch_size=3, total=total, clip=0.5)
+
+    assert host_reads(work) == 0
+
+
+def test_an_optimizer_that_counts_its_steps_on_the_host_is_asked_once_a_step(batch):
+    model = small_gpt()
+    optimizer = OPTIMIZERS["own"](model)
+    assert host_reads(lambda: train_step(model, optimizer, *batch, clip=0.5)) == 1
+
+
+def test_a_step_calls_the_clipping_it_is_given_and_returns_its_norm(batch):
+    model = small_gpt()
+    optimizer = OPTIMIZERS["fused"](model)
+    before = state_of(model, optimizer)[0]
+    asked = []
+
+    def clip_fn(max_norm):
+        asked.append(max_norm)
+        return torch.tensor(math.inf)  # of another rank, say: it decides
+
+    norm = train_step(model, optimizer, *batch, clip=0.7, clip_fn=clip_fn)[1]
+    assert asked == [0.7] and norm == math.inf
+    assert_same_state(model.state_dict(), before)
+
+
+@pytest.mark.parametrize("make_scaler", [LossScaler, partial(torch.amp.GradScaler, "cpu")])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_with_a_loss_scaler_it_is_the_scaler_that_skips(name, make_scaler, batch):
+    model, plain = small_gpt(), small_gpt()
+    optimizer, other = OPTIMIZERS[name](model), OPTIMIZERS[name](plain)
+    scaler = make_scaler(init_scale=1024.0)
+    _, norm = train_step(model, optimizer, *batch, clip=0.5, scaler=scaler)
+    _, expected = train_step(plain, other, *batch, clip=0.5)
+    assert norm.item() == pytest.approx(expected.item(), rel=1e-5)  # clipped after unscaling
+    before = state_of(model, optimizer)
+    hook = poison(model, math.inf)
+    norm = train_step(model, optimizer, *batch, clip=0.5, scaler=scaler)[1]
+    hook.remove()
+    assert not norm.isfinite() and scaler.get_scale() == 512
+    assert_same_state(state_of(model, optimizer), before)
+
+
+def test_a_scaler_that_is_off_leaves_the_guard_on(batch):
+    model = small_gpt()
+    optimizer = OPTIMIZERS["fused"](model)
+    train_step(model, optimizer, *batch, scaler=LossScaler(enabled=False))
+    before = state_of(model, optimizer)
+    poison(model, math.nan)
+    train_step(model, optimizer, *batch, scaler=LossScaler(enabled=False))
+    assert_same_state(state_of(model, optimizer), before)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", ["fused", "muon and adamw", "muon"])
+def test_on_a_gpu_nothing_in_a_step_waits_for_it(name, batch):
+    model = small_gpt().cuda()
+    optimizer = OPTIMIZERS[name](model)
+    x, y = (t.cuda() for t in batch)
+    total = (y != -100).sum()
+
+    def steps():
+        for bad in (False, True, False):
+            hook = poison(model, math.nan) if bad else None
+            train_step(model, optimizer, x, y, micro_batch_size=3, total=total, clip=0.5)
+            if hook is not None:
+                hook.remove()
+
+    steps()  # the first of all makes handles and workspaces
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(p.isfinite().all() for p in model.parameters())

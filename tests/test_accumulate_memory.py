@@ -22,9 +22,9 @@ VARIANTS = [GPTConfig.gpt2, GPTConfig.llama, GPTConfig.modern]
 SMALL = dict(vocab_size=50, block_size=16, n_layer=3, n_head=2, n_embd=16)
 
 
-def make(variant=GPTConfig.gpt2, seed=0, **kw):
+def make(variant=GPTConfig.gpt2, seed=0, attn_impl="fused", **kw):
     torch.manual_seed(seed)
-    model = GPT(variant(**SMALL | kw))
+    model = GPT(variant(**SMALL | kw), attn_impl)
     if variant is GPTConfig.modern:  # its projections start at zero, where wrong gradients would hide
         for p in model.parameters():
             torch.nn.init.normal_(p, std=0.1)
@@ -33,7 +33,8 @@ def make(variant=GPTConfig.gpt2, seed=0, **kw):
 
 def batch(rows=5, T=16, ragged=True):
     g = torch.Generator().manual_seed(1)
-    x, y = torch.randint(50, (rows, T), generator=g), torch.randint(50, (rows, T), generator=g)
+    x = torch.randint(50, (rows, T), generator=g)
+    y = torch.randint(50, (rows, T), generator=g)
     if ragged:
         y[0, 3:] = -100
         y[1] = -100
@@ -81,7 +82,8 @@ def test_the_random_numbers_after_a_step_are_where_they_would_have_been():
 
 def test_checkpointing_keeps_one_input_per_block_and_so_saves_what_was_predicted():
     config = GPTConfig.gpt2(vocab_size=50, block_size=64, n_layer=6, n_head=4, n_embd=64)
-    model, (x, y) = GPT(config), torch.randint(50, (2, 8, 64))
+    model = GPT(config)
+    x, y = torch.randint(50, (2, 8, 64))
 
     def step():
         accumulate_gradients(model, x, y)
@@ -90,32 +92,36 @@ def test_checkpointing_keeps_one_input_per_block_and_so_saves_what_was_predicted
     step()
     plain = peak_bytes(step)
     checkpoint_blocks(model)
-    saved, kept = plain - peak_bytes(step), activation_bytes(config, 8)
-    block, stream = kept["attention"] + kept["mlp"], 8 * 64 * 64 * 4
-    assert saved == pytest.approx(
-        6 * (block - stream) - block, rel=0.25
-    )  # the block that runs again is there once
+    saved = plain - peak_bytes(step)
+    kept = activation_bytes(config, 8)
+    block = kept["attention"] + kept["mlp"]
+    stream = 8 * 64 * 64 * 4
+    # the block that runs again is there once
+    assert saved == pytest.approx(6 * (block - stream) - block, rel=0.25)
 
 
 def test_the_second_run_is_a_forward_of_the_blocks_and_not_of_the_head():
-    model, (x, y) = make(attn_impl="naive"), batch()
+    model = make(attn_impl="naive")
+    x, y = batch()
 
     def flops():
         with FlopCounterMode(display=False) as counter:
             accumulate_gradients(model, x, y)
         return counter.get_total_flops()
 
-    plain, again = flops(), (checkpoint_blocks(model), flops())[1]
+    plain = flops()
+    checkpoint_blocks(model)
+    again = flops()
     C, tokens = 16, x.numel()
-    products = (
-        2 * (3 * C * C + C * C + 4 * C * C) + 4 * C * 16
-    )  # qkv, projection, first half of the MLP; scores and values
+    # qkv, projection, first half of the MLP; scores and values
+    products = 2 * (3 * C * C + C * C + 4 * C * C) + 4 * C * 16
     assert again - plain == 3 * tokens * products  # the MLP's second product is not needed again
 
 
 def test_checkpointing_comes_off_again_and_leaves_names_and_weights_alone():
     model = make()
-    names, weights = list(model.state_dict()), copy.deepcopy(model.state_dict())
+    names = list(model.state_dict())
+    weights = copy.deepcopy(model.state_dict())
     checkpoint_blocks(checkpoint_blocks(model))  # twice is once
     assert list(model.state_dict()) == names
     checkpoint_blocks(model, enabled=False)
@@ -136,7 +142,8 @@ def test_a_copy_of_a_checkpointed_model_runs_its_own_blocks():
 def test_nothing_is_checkpointed_where_nothing_is_trained(monkeypatch):
     import tinygpt.accumulate_memory as module
 
-    model, (x, y) = checkpoint_blocks(make()), batch()
+    model = checkpoint_blocks(make())
+    x, y = batch()
     calls = []
     monkeypatch.setattr(module, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k))
     model.eval()(x, y)
@@ -182,12 +189,20 @@ def test_checkpoints_and_chunks_are_captured_by_compile_and_train_the_same(varia
     assert max((a - b).abs().max() for a, b in zip(before, after)) < 1e-5
 
 
+def capped(z, cap):
+    return cap * torch.tanh(z / cap) if cap else z
+
+
+def apart(a, b):
+    "Relative distance of two lists of gradients."
+    a, b = (torch.cat([t.flatten() for t in tensors]) for tensors in (a, b))
+    return (a - b).norm() / b.norm()
+
+
 def oracle(x, weight, targets, V, cap, reduction):
     "torch's own cross-entropy on whole logits."
-    z = x.flatten(0, -2) @ weight[:V].mT
-    loss = F.cross_entropy(
-        cap * torch.tanh(z / cap) if cap else z, targets.flatten(), ignore_index=-100, reduction="sum"
-    )
+    z = capped(x.flatten(0, -2) @ weight[:V].mT, cap)
+    loss = F.cross_entropy(z, targets.flatten(), ignore_index=-100, reduction="sum")
     return loss / max(1, int((targets != -100).sum())) if reduction == "mean" else loss
 
 
@@ -201,15 +216,18 @@ def inputs(N=11, C=5, V=20, padded=24, ignore=0.3, seed=0):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    N=st.integers(1, 12), chunk=st.integers(1, 14), cap=st.sampled_from([0.0, 2.0, 15.0]), reduction=st.sampled_from(["mean", "sum"]),
-    ignore=st.sampled_from([0.0, 0.4, 1.0]), padded=st.sampled_from([20, 24]), seed=st.integers(0, 1000),
-)  # fmt: skip
+    N=st.integers(1, 12),
+    chunk=st.integers(1, 14),
+    cap=st.sampled_from([0.0, 2.0, 15.0]),
+    reduction=st.sampled_from(["mean", "sum"]),
+    ignore=st.sampled_from([0.0, 0.4, 1.0]),
+    padded=st.sampled_from([20, 24]),
+    seed=st.integers(0, 1000),
+)
 def test_loss_and_gradients_equal_torchs_on_whole_logits(N, chunk, cap, reduction, ignore, padded, seed):
     x, w, t = inputs(N, padded=padded, ignore=ignore, seed=seed)
-    ours, theirs = (
-        chunked_cross_entropy(x, w, t, 20, cap, reduction, chunk),
-        oracle(x, w, t, 20, cap, reduction),
-    )
+    ours = chunked_cross_entropy(x, w, t, 20, cap, reduction, chunk)
+    theirs = oracle(x, w, t, 20, cap, reduction)
     assert abs(ours - theirs) < 1e-12 * max(1, abs(theirs))
     for a, b in zip(torch.autograd.grad(3 * ours, (x, w)), torch.autograd.grad(3 * theirs, (x, w))):
         assert (a - b).abs().max() < 1e-12
@@ -245,20 +263,18 @@ def test_equal_to_torchs_own_fused_loss_where_it_has_one():
     if not hasattr(F, "linear_cross_entropy"):
         pytest.skip("this torch has no linear_cross_entropy")
     x, w, t = inputs(padded=20)
-    ours, theirs = chunked_cross_entropy(x, w, t, chunk=4), F.linear_cross_entropy(x, w, t, ignore_index=-100)
-    for a, b in zip(
-        (ours, *torch.autograd.grad(ours, (x, w))), (theirs, *torch.autograd.grad(theirs, (x, w)))
-    ):
+    ours = chunked_cross_entropy(x, w, t, chunk=4)
+    theirs = F.linear_cross_entropy(x, w, t, ignore_index=-100)
+    assert (ours - theirs).abs() < 1e-12
+    for a, b in zip(torch.autograd.grad(ours, (x, w)), torch.autograd.grad(theirs, (x, w))):
         assert (a - b).abs().max() < 1e-12
 
 
 def test_the_logits_of_no_more_than_a_chunk_exist():
     N, C, V, chunk = 1024, 32, 2048, 64
-    x, w, t = (
-        torch.randn(N, C, requires_grad=True),
-        torch.randn(V, C, requires_grad=True),
-        torch.randint(V, (N,)),
-    )
+    x = torch.randn(N, C, requires_grad=True)
+    w = torch.randn(V, C, requires_grad=True)
+    t = torch.randint(V, (N,))
 
     def step(f):
         def run():
@@ -282,9 +298,8 @@ def test_no_product_is_made_twice():
             f().backward()
         return counter.get_total_flops()
 
-    assert flops(lambda: chunked_cross_entropy(x, w, t, chunk=4)) == flops(
-        lambda: oracle(x, w, t, 20, 0.0, "mean")
-    )
+    ours = flops(lambda: chunked_cross_entropy(x, w, t, chunk=4))
+    assert ours == flops(lambda: oracle(x, w, t, 20, 0.0, "mean"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -299,40 +314,40 @@ def test_a_gpt_with_chunked_loss_and_checkpoints_trains_the_same(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_wrapper_follows_the_models_own_forward(variant):
-    model, (x, y) = make(variant).double(), batch()
+    model = make(variant).double()
+    x, y = batch()
     features = model.features(x)
     logits = features @ (model.lm_head or model.wte).weight[:50].mT
     cap = model.config.logit_softcap
-    torch.testing.assert_close(cap * torch.tanh(logits / cap) if cap else logits, model(x)[0])
+    torch.testing.assert_close(capped(logits, cap), model(x)[0])
     for reduction in ("mean", "sum"):
         none, loss = ChunkedLossGPT(model, 9)(x, y, reduction)
         assert none is None and abs(loss - model(x, y, reduction=reduction)[1]) < 1e-12
 
 
 def test_under_autocast_the_loss_is_float32_and_close_to_the_models():
-    model, (x, y) = make(GPTConfig.llama), batch()
+    model = make(GPTConfig.llama)
+    x, y = batch()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         theirs = model(x, y)[1]
         ours = ChunkedLossGPT(model, 9)(x, y)[1]
     assert ours.dtype == torch.float32 and abs(ours - theirs) < 1e-4
-    want, got = (
-        torch.autograd.grad(theirs, list(model.parameters())),
-        torch.autograd.grad(ours, list(model.parameters())),
-    )
+    want = torch.autograd.grad(theirs, list(model.parameters()))
+    got = torch.autograd.grad(ours, list(model.parameters()))
     assert all(a.dtype == b.dtype for a, b in zip(got, want))
-    assert (
-        torch.cat([(a - b).flatten() for a, b in zip(got, want)]).norm()
-        / torch.cat([b.flatten() for b in want]).norm()
-    ) < 0.02
+    assert apart(got, want) < 0.02
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
-        (dict(targets=torch.zeros(3, dtype=torch.long)), "one target for each input"), (dict(vocab_size=25), "vocab_size = 25"),
-        (dict(weight=torch.zeros(24, 6)), "width 5"), (dict(chunk=0), "chunk = 0"), (dict(reduction="none"), "none"),
+        (dict(targets=torch.zeros(3, dtype=torch.long)), "one target for each input"),
+        (dict(vocab_size=25), "vocab_size = 25"),
+        (dict(weight=torch.zeros(24, 6)), "width 5"),
+        (dict(chunk=0), "chunk = 0"),
+        (dict(reduction="none"), "none"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_in_a_sentence(change, said):
     x, w, t = inputs()
     with pytest.raises(UserError, match=said):
@@ -348,27 +363,24 @@ def test_a_row_longer_than_the_context_is_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_the_padded_head_gives_the_same(dtype):
-    model, (x, y) = make(GPTConfig.modern).cuda(), (t.cuda() for t in batch())
+    model = make(GPTConfig.modern).cuda()
+    x, y = (t.cuda() for t in batch())
     with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
-        theirs, ours = model(x, y)[1], ChunkedLossGPT(checkpoint_blocks(model), 9)(x, y)[1]
-    want, got = (
-        torch.autograd.grad(theirs, list(model.parameters())),
-        torch.autograd.grad(ours, list(model.parameters())),
-    )
+        theirs = model(x, y)[1]
+        ours = ChunkedLossGPT(checkpoint_blocks(model), 9)(x, y)[1]
+    want = torch.autograd.grad(theirs, list(model.parameters()))
+    got = torch.autograd.grad(ours, list(model.parameters()))
     bound = 1e-4 if dtype == torch.float32 else 0.03
-    assert abs(ours - theirs) < bound
-    assert (
-        torch.cat([(a - b).flatten() for a, b in zip(got, want)]).norm()
-        < bound * torch.cat([b.flatten() for b in want]).norm()
-    )
+    assert abs(ours - theirs) < bound and apart(got, want) < bound
 
 
 @pytest.mark.parametrize("cap", [0.0, 3.0])
 def test_padding_columns_get_no_gradient_where_the_product_has_them(cap):
     "On a GPU the padded head makes the product; here its chunk is given with padding."
     z = torch.randn(5, 12, dtype=torch.float64)
-    real, t = z[:, :9].clone().requires_grad_(), torch.tensor([0, 8, -100, 3, 3])
-    oracle = F.cross_entropy(cap * torch.tanh(real / cap) if cap else real, t, reduction="sum")
+    real = z[:, :9].clone().requires_grad_()
+    t = torch.tensor([0, 8, -100, 3, 3])
+    oracle = F.cross_entropy(capped(real, cap), t, reduction="sum")
     loss, dz = _chunk(z, t, 9, cap, torch.float64, True)
     assert abs(loss - oracle) < 1e-12 and dz.shape == (5, 12) and not dz[:, 9:].any()
     assert (dz[:, :9] - torch.autograd.grad(oracle, real)[0]).abs().max() < 1e-12

@@ -1,3 +1,5 @@
+"""Each implementation of attention against a loop over single queries: values, gradients, memory, caches."""
+
 import itertools
 import math
 
@@ -43,8 +45,9 @@ def qkv(T, S, n_head=2, n_kv_head=2, dim=8, dtype=torch.float64, seed=0, B=2):
 
 
 def oracle(q, k, v, causal=True, window=None):
-    "One query at a time, over the keys that the definition lets it see; nothing is masked, so nothing can be masked wrongly."
-    (B, n_head, T, _), S = q.shape, k.size(2)
+    "One query at a time, over the keys it may see by the definition; no mask, so no wrong mask."
+    B, n_head, T, _ = q.shape
+    S = k.size(2)
     rows = []
     for h in range(n_head):
         g = h * k.size(1) // n_head
@@ -78,7 +81,7 @@ def saved_tensors(fn):
     return y, kept
 
 
-# ---- the numbers ----------------------------------------------------------------------------------------------------
+# ---- the numbers
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -92,12 +95,19 @@ def test_values_and_gradients_are_those_of_a_loop_over_single_queries(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_tiles_of_any_size_over_sequences_of_any_length_change_nothing(data):
-    draw = lambda lo, hi: data.draw(st.integers(lo, hi))
-    T, S, n_kv_head, group, block = draw(1, 20), draw(1, 20), draw(1, 2), draw(1, 3), draw(1, 8)
-    causal = data.draw(st.booleans())
-    window = data.draw(st.none() | st.integers(1, 22)) if causal else None
+@given(
+    T=st.integers(1, 20),
+    S=st.integers(1, 20),
+    n_kv_head=st.integers(1, 2),
+    group=st.integers(1, 3),
+    block=st.integers(1, 8),
+    causal=st.booleans(),
+    window=st.none() | st.integers(1, 22),
+)
+def test_tiles_of_any_size_over_sequences_of_any_length_change_nothing(
+    T, S, n_kv_head, group, block, causal, window
+):
+    window = window if causal else None
     inputs = qkv(T, S, n_kv_head * group, n_kv_head, dim=4, B=1)
     ours = with_grads(lambda *t: tiled_attention(*t, causal, window, block=block), inputs)
     assert_all_close(ours, with_grads(lambda *t: oracle(*t, causal, window), inputs), atol=1e-11)
@@ -111,36 +121,32 @@ def test_the_tiles_cover_what_may_be_seen_exactly_once_and_no_tile_is_in_vain(wi
         for rows, tiles in module._tiles(T, S, True, window, block):
             for cols, mask in tiles:
                 seen[rows, cols] += 1 if mask is None else mask
-                assert mask is None or (mask.any() and not mask.all()), (
-                    "a tile that is all hidden, or masked without need"
-                )
-        at = lambda i: i + S - T
-        assert seen.tolist() == [
-            [int(j <= at(i) and (window is None or j > at(i) - window)) for j in range(S)] for i in range(T)
-        ]
+                sensible = mask is None or (mask.any() and not mask.all())
+                assert sensible, "a tile that is all hidden, or masked without need"
+        for i in range(T):
+            at = i + S - T
+            may_see = [int(j <= at and (window is None or j > at - window)) for j in range(S)]
+            assert seen[i].tolist() == may_see
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("T, S, n_head, n_kv_head, causal, window", SHAPES)
 def test_the_tiled_backward_passes_gradcheck_in_float64(T, S, n_head, n_kv_head, causal, window, dropout):
     inputs = qkv(T, S, n_head, n_kv_head, dim=3, B=1)
-    fn = lambda *t: module._Tiled.apply(*t, causal, window, dropout, 1234, 4)  # seed 1234, tiles of 4
-    assert torch.autograd.gradcheck(fn, inputs)
+    settings = (causal, window, dropout, 1234, 4)  # seed 1234, tiles of 4
+    assert torch.autograd.gradcheck(lambda *t: module._Tiled.apply(*t, *settings), inputs)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("n_kv_head", [6, 2])
 def test_tiled_equals_pytorch_in_float32_over_many_tiles(causal, n_kv_head):
     inputs = qkv(333, 333, 6, n_kv_head, dim=16, dtype=torch.float32, B=1)
-    theirs = with_grads(
-        lambda *t: F.scaled_dot_product_attention(*t, is_causal=causal, enable_gqa=True), inputs
-    )
-    assert_all_close(
-        with_grads(lambda *t: attention(*t, causal=causal, impl="tiled"), inputs),
-        theirs,
-        atol=1e-4,
-        rtol=1e-4,
-    )
+
+    def pytorchs(*t):
+        return F.scaled_dot_product_attention(*t, is_causal=causal, enable_gqa=True)
+
+    ours = with_grads(lambda *t: attention(*t, causal=causal, impl="tiled"), inputs)
+    assert_all_close(ours, with_grads(pytorchs, inputs), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("impl", ["tiled", "fused"])
@@ -148,10 +154,11 @@ def test_no_implementation_is_further_from_float64_than_the_naive_one(impl):
     exact = qkv(400, 400, 4, 4, dim=32, B=1)
     single = [t.detach().float().requires_grad_() for t in exact]
     reference = with_grads(naive_attention, [t.detach().double().requires_grad_() for t in single])
-    error = lambda name: [
-        (a.double() - b).square().mean().sqrt()
-        for a, b in zip(with_grads(lambda *t: attention(*t, impl=name), single), reference)
-    ]
+
+    def error(name):
+        ours = with_grads(lambda *t: attention(*t, impl=name), single)
+        return [(a.double() - b).square().mean().sqrt() for a, b in zip(ours, reference)]
+
     for e, naive in zip(error(impl), error("naive")):
         assert e < 2 * naive, (e, naive)
 
@@ -186,28 +193,30 @@ def test_a_window_of_one_returns_the_values_and_a_wide_window_is_none(impl):
 @pytest.mark.parametrize("impl", IMPLS)
 def test_views_that_are_not_contiguous_give_the_same_numbers(impl):
     T, n_head, n_kv_head, dim = 7, 4, 2, 8
-    packed = torch.randn(
-        2, T, (n_head + 2 * n_kv_head) * dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    ).requires_grad_()
+    size = (2, T, (n_head + 2 * n_kv_head) * dim)
+    g = torch.Generator().manual_seed(0)
+    packed = torch.randn(size, generator=g, dtype=torch.float64).requires_grad_()
 
     def split(x):  # what a model does: one projection, split and transposed
         parts = x.split([n_head * dim, n_kv_head * dim, n_kv_head * dim], dim=-1)
         return [p.unflatten(-1, (-1, dim)).transpose(1, 2) for p in parts]
 
-    g = lambda fn: torch.autograd.grad(fn(*split(packed)).square().sum(), packed)[0]
-    torch.testing.assert_close(g(lambda *t: attention(*t, impl=impl)), g(oracle), atol=1e-12, rtol=0)
+    def gradient(fn):
+        return torch.autograd.grad(fn(*split(packed)).square().sum(), packed)[0]
+
+    ours = gradient(lambda *t: attention(*t, impl=impl))
+    torch.testing.assert_close(ours, gradient(oracle), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_values_may_be_wider_than_keys(impl):
     q, k, _ = qkv(5, 5)
     v = torch.randn(2, 2, 5, 3, dtype=torch.float64).requires_grad_()
-    assert_all_close(
-        with_grads(lambda *t: attention(*t, impl=impl), [q, k, v]), with_grads(oracle, [q, k, v]), atol=1e-12
-    )
+    ours = with_grads(lambda *t: attention(*t, impl=impl), [q, k, v])
+    assert_all_close(ours, with_grads(oracle, [q, k, v]), atol=1e-12)
 
 
-# ---- rows that see nothing -------------------------------------------------------------------------------------------
+# ---- rows that see nothing
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
@@ -238,7 +247,7 @@ def test_a_nan_in_the_input_is_not_hidden(impl):
     assert y[0, 0, 2].isnan().all() and y.isnan().sum() == 8
 
 
-# ---- what is kept ----------------------------------------------------------------------------------------------------
+# ---- what is kept
 
 
 @pytest.mark.parametrize("causal, window", [(True, None), (False, None), (True, 50)])
@@ -248,9 +257,9 @@ def test_tiled_keeps_the_inputs_the_output_and_one_number_per_query_and_head(cau
     y, kept = saved_tensors(lambda: attention(q, k, v, causal=causal, window=window, impl="tiled"))
     ours = [t for t in kept if t.data_ptr() not in {x.data_ptr() for x in (q, k, v, y)}]
     assert len(kept) == 5 and [tuple(t.shape) for t in ours] == [(B, n_head, T)]
-    seen = (
-        module.visible(*module.last_positions(T, T), window) if causal else torch.ones(T, T, dtype=torch.bool)
-    )
+    seen = torch.ones(T, T, dtype=torch.bool)
+    if causal:
+        seen = module.visible(*module.last_positions(T, T), window)
     scores = q @ k.repeat_interleave(2, dim=1).mT / math.sqrt(8)
     torch.testing.assert_close(ours[0], scores.masked_fill(~seen, -math.inf).logsumexp(-1))
 
@@ -274,22 +283,24 @@ def test_twice_the_length_costs_the_naive_way_four_times_the_memory_and_the_othe
 ):
     def step(T):
         q, k, v = qkv(T, T, dim=16, dtype=torch.float32, B=1)
-        run = lambda: attention(q, k, v, impl=impl).sum().backward()
+
+        def run():
+            attention(q, k, v, impl=impl).sum().backward()
+
         run()
         return peak_bytes(run)
 
     assert growth[0] <= step(lengths[1]) / step(lengths[0]) <= growth[1]
 
 
-# ---- a cache, and PyTorch's is_causal --------------------------------------------------------------------------------
+# ---- a cache, and PyTorch's is_causal
 
 
 def test_pytorchs_is_causal_lets_a_cached_query_see_only_the_first_key():
     q, k, v = qkv(1, 6)
     wrong = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(
-        wrong, v[:, :, :1]
-    )  # the mask is aligned top-left: this is why fused_attention avoids it
+    # the mask is aligned top-left: this is why fused_attention avoids it
+    torch.testing.assert_close(wrong, v[:, :, :1])
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -297,12 +308,13 @@ def test_pytorchs_is_causal_lets_a_cached_query_see_only_the_first_key():
 @pytest.mark.parametrize("chunks", [[1] * 12, [5, 1, 1, 5], [7, 5]])
 def test_cached_equals_uncached(impl, window, chunks):
     q, k, v = qkv(12, 12, 4, 2)
-    whole, at, parts = attention(q, k, v, window=window, impl=impl), 0, []
+    whole = attention(q, k, v, window=window, impl=impl)
+    start, parts = 0, []
     for n in chunks:  # n new queries against all keys so far
-        parts.append(
-            attention(q[:, :, at : at + n], k[:, :, : at + n], v[:, :, : at + n], window=window, impl=impl)
-        )
-        at += n
+        end = start + n
+        new = q[:, :, start:end]
+        parts.append(attention(new, k[:, :, :end], v[:, :, :end], window=window, impl=impl))
+        start = end
     torch.testing.assert_close(torch.cat(parts, dim=2), whole, atol=1e-12, rtol=0)
 
 
@@ -325,9 +337,12 @@ def test_fused_asks_for_the_cheapest_kernel_that_is_right(
     monkeypatch, T, S, causal, window, is_causal, has_mask, keys
 ):
     calls, real = [], F.scaled_dot_product_attention
-    monkeypatch.setattr(
-        F, "scaled_dot_product_attention", lambda q, k, v, **kw: calls.append((k, kw)) or real(q, k, v, **kw)
-    )
+
+    def spy(q, k, v, **kw):
+        calls.append((k, kw))
+        return real(q, k, v, **kw)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     fused_attention(*qkv(T, S), causal, window)
     [(k, kw)] = calls
     assert (kw["is_causal"], kw["attn_mask"] is not None, k.size(2)) == (is_causal, has_mask, keys)
@@ -342,7 +357,7 @@ def test_fused_takes_the_flash_kernel_on_cpu_with_grouped_heads_too(T, S, window
     assert any("flash_attention_for_cpu" in e.key for e in prof.key_averages())
 
 
-# ---- precision, dropout, compile -------------------------------------------------------------------------------------
+# ---- precision, dropout, compile
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -352,12 +367,8 @@ def test_half_precision_is_added_up_in_float32(impl, dtype):
     reference = with_grads(oracle, [t.detach().double().requires_grad_() for t in inputs])
     ours = with_grads(lambda *t: attention(*t, impl=impl), inputs)
     assert all(t.dtype == dtype for t in ours)
-    assert_all_close(
-        [t.double() for t in ours],
-        reference,
-        atol=8 * torch.finfo(dtype).eps,
-        rtol=4 * torch.finfo(dtype).eps,
-    )
+    eps = torch.finfo(dtype).eps
+    assert_all_close([t.double() for t in ours], reference, atol=8 * eps, rtol=4 * eps)
 
 
 def test_running_sums_are_kept_in_float32_over_many_tiles():
@@ -378,11 +389,17 @@ def test_autocast_gives_bfloat16_outputs_and_float32_gradients_whatever_the_mix_
 
 
 def test_tiled_under_autocast_is_tiled_on_inputs_cast_by_hand_to_the_last_bit():
-    q, k, v = inputs = qkv(9, 9, dtype=torch.float32)
-    fn = lambda *t: attention(*t, impl="tiled")
+    inputs = qkv(9, 9, dtype=torch.float32)
+
+    def tiled(q, k, v):
+        return attention(q, k, v, impl="tiled")
+
+    def cast_by_hand(q, k, v):
+        return tiled(q.bfloat16(), k.bfloat16(), v.bfloat16())
+
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours = with_grads(fn, inputs)  # the backward pass under autocast, too
-    for a, b in zip(ours, with_grads(lambda *t: fn(*(x.bfloat16() for x in t)), inputs), strict=True):
+        ours = with_grads(tiled, inputs)  # the backward pass under autocast, too
+    for a, b in zip(ours, with_grads(cast_by_hand, inputs), strict=True):
         assert a.equal(b)
 
 
@@ -397,9 +414,8 @@ def test_dropout_drops_whole_weights_scales_the_rest_and_repeats_with_the_seed(i
     keep = (y / weights)[weights > 0]
     assert torch.isclose(keep, torch.tensor(1 / (1 - p)), atol=1e-3).logical_or(keep == 0).all()
     assert abs((keep == 0).float().mean() - p) < 0.01
-    assert not y[0].equal(y[1]) and not (y[0, 0] == 0).equal(
-        y[0, 1] == 0
-    )  # other examples and heads drop others
+    assert not y[0].equal(y[1])  # other examples drop others
+    assert not (y[0, 0] == 0).equal(y[0, 1] == 0)  # and other heads
     assert not (y[0, 0, 128:150, :22] == 0).equal(y[0, 0, 128:150, 128:150] == 0)
     torch.manual_seed(3)
     assert attention(q, k, v, dropout=p, impl=impl).equal(y)
@@ -410,11 +426,15 @@ def test_tiled_backward_drops_the_weights_that_forward_dropped():
     T, p, seed = 9, 0.4, 5
     q, k, v = qkv(T, T)
     eye = torch.eye(T, dtype=torch.float64).expand(2, 2, T, T)  # with it the output is the matrix of weights
-    keep = (
-        tiled_forward(q, k, eye, dropout=p, seed=seed, block=4)[0] / tiled_forward(q, k, eye)[0]
-    ).nan_to_num(0)
+    all_weights = tiled_forward(q, k, eye)[0]
+    dropped = tiled_forward(q, k, eye, dropout=p, seed=seed, block=4)[0]
+    keep = (dropped / all_weights).nan_to_num(0)
     hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
-    plain = lambda q, k, v: ((q @ k.mT / math.sqrt(8)).masked_fill(hidden, -math.inf).softmax(-1) * keep) @ v
+
+    def plain(q, k, v):
+        weights = (q @ k.mT / math.sqrt(8)).masked_fill(hidden, -math.inf).softmax(-1)
+        return (weights * keep) @ v
+
     ours = with_grads(lambda *t: module._Tiled.apply(*t, True, None, p, seed, 4), [q, k, v])
     assert_all_close(ours, with_grads(plain, [q, k, v]), atol=1e-12)
 
@@ -435,7 +455,7 @@ def test_compiles_to_one_graph_also_when_lengths_change(impl):
         assert_all_close(with_grads(fn, [q, k, v]), with_grads(oracle, [q, k, v]), atol=1e-12)
 
 
-# ---- bad input -------------------------------------------------------------------------------------------------------
+# ---- bad input
 
 
 @pytest.mark.parametrize(
@@ -458,19 +478,26 @@ def test_shapes_that_do_not_fit_are_one_sentence():
     q, k, v = qkv(4, 4, 4, 4)
     with pytest.raises(UserError, match="n_kv_head = 3 does not divide n_head = 4"):
         attention(q, k[:, :3], v[:, :3])
-    for bad in [
+    misfits = [
         (q[0], k, v),
         (q, k[:, :, :2], v),
         (q, k[..., :2], v),
         (q[:1], k, v),
         (q, k[:, :2], v),
         (q, k[:, :0], v[:, :0]),
-    ]:
+    ]
+    for bad in misfits:
         with pytest.raises(UserError):
             attention(*bad)
 
 
-# ---- on a GPU --------------------------------------------------------------------------------------------------------
+# ---- on a GPU
+
+
+def with_grads_on(inputs, fn):
+    y = fn(*inputs)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y)
+    return [t.double().cpu() for t in (y.detach(), *torch.autograd.grad(y, inputs, dy))]
 
 
 @pytest.mark.cuda
@@ -480,10 +507,8 @@ def test_shapes_that_do_not_fit_are_one_sentence():
     [(4096, None, torch.bfloat16), (4096, 256, torch.bfloat16), (4096, None, torch.float32)],
 )
 def test_fused_with_grouped_heads_never_builds_the_matrix_on_cuda(T, window, dtype):
-    q, k, v = (
-        t.detach().cuda().to(dtype).requires_grad_()
-        for t in qkv(T, T, 8, 2, dim=64, B=1, dtype=torch.float32)
-    )
+    inputs = qkv(T, T, 8, 2, dim=64, B=1, dtype=torch.float32)
+    q, k, v = (t.detach().cuda().to(dtype).requires_grad_() for t in inputs)
     matrix = 8 * T * T * q.element_size()
     assert peak_bytes(lambda: attention(q, k, v, window=window).sum().backward()) < matrix / 2
 
@@ -497,9 +522,3 @@ def test_cuda_gives_the_numbers_of_the_loop(impl, T, S, n_head, n_kv_head, causa
     on_gpu = [t.detach().float().cuda().requires_grad_() for t in inputs]
     ours = with_grads_on(on_gpu, lambda *t: attention(*t, causal=causal, window=window, impl=impl))
     assert_all_close(ours, with_grads(lambda *t: oracle(*t, causal, window), inputs), atol=1e-4)
-
-
-def with_grads_on(inputs, fn):
-    y = fn(*inputs)
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y)
-    return [t.double().cpu() for t in (y.detach(), *torch.autograd.grad(y, inputs, dy))]

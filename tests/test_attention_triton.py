@@ -1,3 +1,5 @@
+"""The Triton kernels against the naive version in float64: on a GPU, or in Triton's interpreter."""
+
 import os
 import subprocess
 import sys
@@ -19,29 +21,15 @@ SHAPES = [
     (33, 70, 4, 2, 20, False, None),  # a head_dim that is no power of two
     (5, 70, 4, 1, 16, True, None),
     (1, 70, 4, 2, 8, True, None),
-    (
-        64,
-        129,
-        1,
-        1,
-        16,
-        True,
-        None,
-    ),  # the last key that a block of queries sees stands at the start of the next block
+    # the last key that a block of queries sees stands at the start of the next block
+    (64, 129, 1, 1, 16, True, None),
     (70, 33, 2, 1, 16, True, None),  # the first 37 queries see nothing
     (70, 70, 4, 2, 16, True, 9),
     (40, 100, 2, 1, 16, True, 33),
     (100, 40, 2, 2, 16, True, 5),
     (70, 70, 1, 1, 16, True, 1),
-    (
-        70,
-        70,
-        1,
-        1,
-        16,
-        True,
-        2,
-    ),  # the last query that sees a block of keys stands at the start of the next block
+    # the last query that sees a block of keys stands at the start of the next block
+    (70, 70, 1, 1, 16, True, 2),
 ]
 
 
@@ -70,23 +58,20 @@ def check_against_float64(device, shape, dtype, tolerance):
         results.append([y.detach(), *torch.autograd.grad(y, tensors, dy)])
     for name, ours, theirs in zip(("y", "dq", "dk", "dv"), *results, strict=True):
         assert ours.dtype == dtype
-        torch.testing.assert_close(
-            ours.double(), theirs, atol=tolerance, rtol=tolerance, msg=lambda m: f"{name}: {m}"
-        )
+        bound = dict(atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(ours.double(), theirs, **bound, msg=lambda m: f"{name}: {m}")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_are_those_of_the_naive_version_in_float64(shape):
-    check_against_float64(
-        where_the_kernels_run(), shape, torch.float32, 1e-5 if not torch.cuda.is_available() else 1e-4
-    )
+    tolerance = 1e-4 if torch.cuda.is_available() else 1e-5
+    check_against_float64(where_the_kernels_run(), shape, torch.float32, tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_inputs_are_added_up_in_float32(dtype):
-    check_against_float64(
-        where_the_kernels_run(), (70, 70, 2, 1, 16, True, None), dtype, 16 * torch.finfo(dtype).eps
-    )
+    shape = (70, 70, 2, 1, 16, True, None)
+    check_against_float64(where_the_kernels_run(), shape, dtype, 16 * torch.finfo(dtype).eps)
 
 
 def test_queries_that_see_nothing_give_zero_and_pass_no_gradient():
@@ -130,9 +115,8 @@ def test_without_triton_the_sentence_names_the_package_and_the_other_implementat
 def test_on_a_cpu_without_the_interpreter_the_sentence_says_so():
     code = "import tinygpt.attention_triton as a; print(a.triton_problem('cpu'))"
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    ).stdout
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     assert "pip install triton" in said or "TRITON_INTERPRET=1" in said
 
 
@@ -142,11 +126,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from tinygpt import attention_triton as module
 
-for kind, itemsize, dim, capability, room in [("bf16", 2, 64, 80, 163), ("fp32", 4, 128, 86, 99), ("fp16", 2, 256, 90, 227)]:
+cases = [("bf16", 2, 64, 80, 163), ("fp32", 4, 128, 86, 99), ("fp16", 2, 256, 90, 227)]
+for kind, itemsize, dim, capability, room in cases:
     tile = module._tile_size(dim, itemsize)
     for kernel in (module._forward_kernel, module._dq_kernel, module._dkv_kernel):
         sizes = dict(CAUSAL=True, BM=tile, BN=tile, BD=dim)
-        numbers = dict(scale="fp32", LSE="*fp32", DELTA="*fp32", **dict.fromkeys("T S D H GROUP WINDOW".split(), "i32"))
+        whole = dict.fromkeys("T S D H GROUP WINDOW".split(), "i32")
+        numbers = dict(scale="fp32", LSE="*fp32", DELTA="*fp32", **whole)
         signature = {n: "constexpr" if n in sizes else numbers.get(n, "*" + kind) for n in kernel.arg_names}
         code = triton.compile(ASTSource(kernel, signature, sizes), target=GPUTarget("cuda", capability, 32))
         assert code.asm["cubin"] and code.metadata.shared < room * 1024, (kind, dim, code.metadata.shared)
@@ -155,9 +141,8 @@ for kind, itemsize, dim, capability, room in [("bf16", 2, 64, 80, 163), ("fp32",
 
 @pytest.mark.skipif(attention_triton.triton is None, reason="needs the package triton")
 def test_the_kernels_compile_for_gpus_and_fit_their_fast_memory_also_where_there_is_none(tmp_path):
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
-        "TRITON_CACHE_DIR": str(tmp_path)
-    }
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -169,7 +154,10 @@ def test_memory_grows_with_the_length_and_not_its_square_on_cuda():
 
     def peak(T):
         q, k, v = qkv(device, T, T, 8, 8, 64, torch.bfloat16)
-        run = lambda: triton_attention(q, k, v).sum().backward()
+
+        def run():
+            triton_attention(q, k, v).sum().backward()
+
         run()
         return peak_bytes(run)
 

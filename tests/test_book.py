@@ -1,6 +1,5 @@
-"""The house itself: the ladder of imports, the sync check, the pages that belong together."""
+"""The house itself: the reading order, the laws of style, the sync check, the pages that belong together."""
 
-import ast
 import json
 import re
 import shutil
@@ -13,67 +12,145 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CHAPTERS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
+sys.path.insert(0, str(ROOT / "tools"))
+import book  # noqa: E402
+import pages  # noqa: E402
+
+ORDER = pages.reading_order()
+PLACE = {path: place for place, path in enumerate(ORDER)}
+HOME = {module: path for path in ORDER if (module := pages.module_of(path))}  # module -> its page
+SPINE = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
 
 
-def exports_of(path):
-    "The module that a notebook exports, or None."
-    for cell in nbformat.read(path, as_version=4).cells:
-        if m := re.search(r"^#\| *default_exp +(\w+)", cell.source, re.M):
-            return m[1]
+def source_file(module: str) -> Path:
+    return ROOT / f"tinygpt/{module.replace('.', '/')}.py"
 
 
-def imports_in(source):
-    "Modules of the package that a piece of Python imports."
+def imports_of(path: Path, module: str) -> set[str]:
+    "What an exported module imports, at the top or inside functions, in dotted form."
     found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and (
-            node.level or (node.module or "").split(".")[0] == "tinygpt"
-        ):
-            module = (node.module or "").removeprefix("tinygpt").strip(".")
-            found |= {module} if module else {alias.name for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("tinygpt.")}
+    package = ["tinygpt", *module.split(".")[:-1]]
+    for match in re.finditer(r"^\s*from (\.*)([\w.]*) import (.+?)$", path.read_text(encoding="utf-8"), re.M):
+        dots, name, names = match.groups()
+        if dots:
+            base = package[: len(package) - len(dots) + 1]
+            full = ".".join([*base, *filter(None, [name])])
+        else:
+            full = name
+        if full == "tinygpt":
+            found |= {word.split()[0] for word in re.split(r",\s*", names.strip("()"))}
+        elif full.startswith("tinygpt."):
+            found.add(full.removeprefix("tinygpt."))
     return found
 
 
-NUMBER = {exports_of(p): int(p.name[:2]) for p in CHAPTERS}
+def is_later(module: str, page: Path) -> bool:
+    return module in HOME and PLACE[HOME[module]] > PLACE[page]
 
 
-def test_every_chapter_exports_a_module_named_after_it():
-    for path in CHAPTERS:
-        assert exports_of(path) == path.stem[3:], path.name
-        assert (ROOT / f"tinygpt/{path.stem[3:]}.py").exists()
+def test_the_index_lists_every_page_once_with_a_label():
+    assert list(pages.index_problems()) == []
+    assert len(ORDER) == len(set(ORDER))
 
 
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
-def test_a_chapter_imports_only_from_chapters_with_a_lower_number(path):
-    own, number = exports_of(path), int(path.name[:2])
-    code = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code")
-    for module in imports_in(code) - {own}:
-        assert module in NUMBER, f"{path.name} imports tinygpt.{module}, which no chapter exports"
-        # a chapter may have a helper module of the same number, as 06_model_hf is to 06_model
-        assert NUMBER[module] <= number, f"{path.name} imports from chapter {NUMBER[module]:02d} ({module})"
+def test_the_spine_holds_the_index_and_the_chapters_in_order_and_nothing_else():
+    assert [int(path.name[:2]) for path in SPINE] == list(range(1, len(SPINE) + 1))
+    assert {p.name for p in (ROOT / "nbs").glob("*.ipynb")} == {p.name for p in SPINE} | {"index.ipynb"}
+    assert [path for path in ORDER if path.parent.name == "nbs"] == SPINE
+    labels = pages.labels()
+    assert {path.stem for path in ORDER if labels[path.stem] == "core"} == {path.stem for path in SPINE}
 
 
-@pytest.mark.parametrize("module", sorted(NUMBER))
-def test_an_exported_module_imports_only_from_lower_ones(module):
-    source = (ROOT / f"tinygpt/{module}.py").read_text(encoding="utf-8")
-    for other in imports_in(source) - {module}:
-        assert NUMBER[other] <= NUMBER[module], (
-            f"tinygpt.{module} (chapter {NUMBER[module]:02d}) imports {other} (chapter {NUMBER[other]:02d})"
-        )
+@pytest.mark.parametrize("path", ORDER, ids=lambda p: p.stem)
+def test_a_page_imports_only_from_pages_before_it(path):
+    own = pages.module_of(path)
+    imported = pages.imports_in(pages.code_of(path)) - {own}
+    unknown = {m for m in imported if m not in HOME and not m.startswith("__")}
+    assert not unknown, f"{path.name} imports {unknown}, which no page exports"
+    later = {m for m in imported if is_later(m, path)}
+    assert not later, f"{path.name} imports from later pages: {', '.join(sorted(later))}"
 
 
-@pytest.mark.parametrize("module", sorted(NUMBER))
-def test_a_module_holds_one_idea_that_fits_in_about_300_lines(module):
-    assert len((ROOT / f"tinygpt/{module}.py").read_text(encoding="utf-8").splitlines()) <= 320
+@pytest.mark.parametrize("module", sorted(HOME))
+def test_an_exported_module_imports_only_from_modules_of_earlier_pages(module):
+    later = {m for m in imports_of(source_file(module), module) - {module} if is_later(m, HOME[module])}
+    assert not later, f"tinygpt.{module} imports from later pages: {', '.join(sorted(later))}"
+
+
+def test_the_rule_sees_a_lazy_import_from_a_later_page(tmp_path):
+    "Inside a function, in a notebook and in a module."
+    lazy = "def f():\n    from tinygpt.train import train\n\n    return train"
+    assert pages.imports_in(lazy) == {"train"}
+    assert is_later("train", HOME["schedule"]) and not is_later("schedule", HOME["train"])
+    module = tmp_path / "x.py"
+    module.write_text(
+        "def f():\n    from ..train import train\n    from . import tokens\n    from .pack import Lane\n"
+    )
+    assert imports_of(module, "data.x") == {"train", "data", "data.pack"}
+
+
+@pytest.mark.parametrize("path", ORDER, ids=lambda p: p.stem)
+def test_notebook_module_and_tests_have_one_name(path):
+    module = pages.module_of(path)
+    if module is None:  # a page of experiments
+        return
+    stem = re.sub(r"^\d\d_", "", path.stem)
+    dotted = stem.replace("_", ".")
+    same = module.replace("_", ".") == dotted
+    core_of_folder = module.startswith(f"{stem}.") and not module.endswith("__main__")
+    a_command = stem.endswith("_command") and module == f"{stem.removesuffix('_command')}.__main__"
+    assert same or core_of_folder or a_command, f"{path.name} exports {module}"
+    assert source_file(module).exists()
 
 
 def test_every_module_is_tested():
     tests = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").glob("test_*.py"))
-    for module in NUMBER:
-        assert re.search(rf"tinygpt(\.| import ){module}\b", tests), f"no test imports tinygpt.{module}"
+    for module in HOME:
+        head, _, tail = f"tinygpt.{module}".rpartition(".")
+        named = rf"{re.escape(f'tinygpt.{module}')}\b|from {re.escape(head)} import .*\b{tail}\b"
+        assert re.search(named, tests), f"no test imports tinygpt.{module}"
+
+
+def test_no_module_that_teaches_holds_a_command():
+    for module in HOME:
+        source = source_file(module).read_text(encoding="utf-8")
+        if module != "train" and not module.endswith("__main__"):
+            assert "def main(" not in source and "argparse" not in source, module
+
+
+def test_code_keeps_the_laws_of_style():
+    assert book.style_problems() == []
+
+
+def test_the_laws_of_style_bite():
+    long = "def f():\n" + "    x = 1\n" * 60
+    assert book.long_functions(long) == ["f has 61 lines: split it"]
+    assert book.long_functions(long.replace("    x = 1\n", "", 1)) == []
+
+
+def test_the_line_under_each_title_is_up_to_date():
+    facts = pages.page_facts()
+    assert [problem for path in facts for problem in pages.header_problems(path, facts)] == []
+
+
+def test_a_header_is_written_once_and_keeps_its_seconds():
+    line = "*Core · 5 minutes to read, 0 seconds to run · needs nothing · needed by nothing*"
+    title = pages.with_header("# Title\n\n> one line\n\nThe question.", line)
+    assert title == f"# Title\n\n> one line\n\n{line}\n\nThe question."
+    timed = pages.with_seconds(title, 31.0)
+    assert "30 seconds to run" in timed and pages.seconds_in(timed) == 30
+    assert pages.with_seconds(timed, 40.0) == timed  # about right: machines differ
+    assert "60 seconds" in pages.with_seconds(timed, 61.0)
+    assert pages.with_header(timed, line).count("minutes to read") == 1
+
+
+@pytest.mark.parametrize(
+    "path, after", zip(SPINE, [*SPINE[1:], ROOT / "nbs/index.ipynb"]), ids=lambda p: p.stem
+)
+def test_go_on_leads_along_the_spine(path, after):
+    text = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown")
+    end = text[text.rindex("**Go on") :]
+    assert f"]({after.name})" in end, f"{path.name} does not lead to {after.name}"
 
 
 def test_importing_the_trainer_loads_nothing_heavy_besides_torch():
@@ -81,6 +158,18 @@ def test_importing_the_trainer_loads_nothing_heavy_besides_torch():
     code = f"import sys, tinygpt.train; print([m for m in '{heavy}'.split() if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", sorted(m for m in HOME if not m.endswith("__main__")))
+def test_each_module_can_be_imported_alone_without_a_circle(module):
+    "The order of imports is the reading order: a module's imports never lead back to it."
+    seen, todo = set(), [module]
+    while todo:
+        for other in imports_of(source_file(todo[-1]), todo.pop()) & set(HOME):
+            assert other != module, f"tinygpt.{module} is part of a circle"
+            if other not in seen:
+                seen.add(other)
+                todo.append(other)
 
 
 @pytest.fixture
@@ -92,12 +181,23 @@ def copy(tmp_path):
         )
     for name in ("settings.ini", "pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
-    for path in (tmp_path / "nbs").glob("[0-9]*.ipynb"):  # two chapters are enough, and quick
-        if path.name not in ("00_support.ipynb", "11_schedule.ipynb"):
+    shutil.rmtree(tmp_path / "tinygpt")  # two pages are enough, and quick
+    (tmp_path / "tinygpt").mkdir()
+    shutil.copy(ROOT / "tinygpt/__init__.py", tmp_path / "tinygpt")
+    kept = ("00_support.ipynb", "11_schedule.ipynb", "index.ipynb")
+    for path in (tmp_path / "nbs").rglob("*.ipynb"):
+        if path.name not in kept:
             path.unlink()
-            (tmp_path / f"tinygpt/{path.stem[3:]}.py").unlink()
+
+    def shorten(nb):
+        text = "".join(nb["cells"][-1]["source"]).splitlines()
+        rows = [line for line in text if "](" not in line or any(name in line for name in kept)]
+        nb["cells"][-1]["source"] = "\n".join(rows)
+
+    edit(tmp_path / "nbs/index.ipynb", shorten)
     sync(tmp_path, "nbdev_export")
-    sync(tmp_path, "python", "tools/book.py", "readme")
+    for what in ("headers", "readme"):
+        sync(tmp_path, "python", "tools/book.py", what)
     assert check(tmp_path) == (0, "package and notebooks: in sync and clean\n")
     return tmp_path
 
@@ -153,6 +253,18 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
     assert status == 1 and "no stored picture" in out
     nb.write_bytes(good_nb)
 
+    edit(
+        nb, lambda n: n["cells"][0].update(source="".join(n["cells"][0]["source"]).replace("Core", "Deeper"))
+    )
+    status, out = check(copy)
+    assert status == 1 and "the line under its title is not up to date" in out
+    nb.write_bytes(good_nb)
+
+    (copy / "nbs/more/99_new.ipynb").write_bytes(good_nb)
+    status, out = check(copy)
+    assert status == 1 and "99_new.ipynb: the index does not list it" in out
+    (copy / "nbs/more/99_new.ipynb").unlink()
+
     (copy / "README.md").write_text("something else\n")
     status, out = check(copy)
     assert status == 1 and "README.md" in out
@@ -173,13 +285,13 @@ def test_constraints_pin_what_settings_ask_for():
 
 
 def test_links_between_pages_lead_somewhere():
-    pages = {
-        p: "\n".join(c.source for c in nbformat.read(p, as_version=4).cells if c.cell_type == "markdown")
-        for p in (ROOT / "nbs").glob("*.ipynb")
+    texts = {
+        ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")
     }
-    if (ROOT / "README.md").exists():
-        pages[ROOT / "README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
-    for page, text in pages.items():
+    for page in [ROOT / "nbs/index.ipynb", *ORDER]:
+        cells = nbformat.read(page, as_version=4).cells
+        texts[page] = "\n".join(c.source for c in cells if c.cell_type == "markdown")
+    for page, text in texts.items():
         for link in re.findall(r"\]\(([^)#\s]+)", text):
             if not link.startswith(("http", "attachment:", "data:")):
                 assert (page.parent / link).exists(), f"{page.name} links to {link}"

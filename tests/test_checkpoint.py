@@ -1,10 +1,10 @@
-"""Checkpoints are whole or absent, damage is noticed, and nothing that is loaded runs code or changes a digit."""
+"""Checkpoints are whole or absent, damage is noticed, nothing that is loaded runs code or changes a digit."""
 
-import copy
 import json
 import os
 import random
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tinygpt.adamw import AdamW, make_adamw, param_groups
-from tinygpt.checkpoint import (  # fmt: skip
+from tinygpt.checkpoint import (
     checkpoints,
     find_checkpoint,
     load_model,
@@ -47,6 +47,11 @@ def build(config=VARIANTS["gpt2"], seed=0, implementation="own"):
     torch.manual_seed(seed)
     model = GPT(config)
     return model, make_adamw(param_groups(model), 1e-2, implementation=implementation)[0]
+
+
+def assert_same_weights(model, other):
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b)
 
 
 def train(model, opt, first, last):
@@ -85,7 +90,7 @@ def test_resuming_equals_not_stopping_bit_for_bit(tmp_path, implementation, stop
     state = load_training_state(tmp_path / "c", resumed, opt3)
     assert state["step"] == stop and state["loader"] == {"step": stop}
     assert before + train(resumed, opt3, stop, 12) == straight
-    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), model.parameters()))
+    assert_same_weights(resumed, model)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -97,18 +102,14 @@ def test_a_model_loads_without_its_trainer_and_gives_the_same_logits(tmp_path, n
     loaded, tokenizer, folder = load_model(tmp_path / "c")
     idx = torch.arange(8)[None]
     assert torch.equal(loaded(idx)[0], model.eval()(idx)[0]) and not loaded.training
-    assert (
-        loaded.config == model.config
-        and tokenizer.fingerprint == ByteTokenizer().fingerprint
-        and folder == tmp_path / "c"
-    )
-    assert all(
-        torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(loaded.parameters(), model.parameters())
-    )
+    assert loaded.config == model.config and folder == tmp_path / "c"
+    assert tokenizer.fingerprint == ByteTokenizer().fingerprint
+    assert_same_weights(loaded, model)
 
 
 def test_saving_does_not_disturb_the_run(tmp_path):
-    (a, opt_a), (b, opt_b) = build(), build()
+    a, opt_a = build()
+    b, opt_b = build()
     torch.manual_seed(1)
     plain = train(a, opt_a, 0, 6)
     torch.manual_seed(1)
@@ -163,11 +164,7 @@ def test_the_oldest_are_removed(run):
 
 
 def test_another_model_or_optimizer_is_refused_with_what_differs(run):
-    model, opt = build(
-        copy.replace(VARIANTS["gpt2"], n_layer=3)
-        if hasattr(copy, "replace")
-        else GPTConfig.gpt2(**{**SMALL, "n_layer": 3}, dropout=0.2)
-    )
+    model, opt = build(replace(VARIANTS["gpt2"], n_layer=3))
     with pytest.raises(UserError, match="n_layer = 2 there, 3 here"):
         load_training_state(find_checkpoint(run), model, opt)
     model, _ = build()
@@ -176,15 +173,14 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(run):
 
 
 def test_the_random_state_of_torch_python_and_numpy_survives_json():
-    draw = lambda: (
-        torch.randn(5).tolist(),
-        random.random(),
-        random.gauss(0, 1),
-        np.random.rand(3).tolist(),
-        np.random.randn(),
-    )
+    def draw():
+        of_python = random.random(), random.gauss(0, 1)
+        of_numpy = np.random.rand(3).tolist(), np.random.randn()
+        return torch.randn(5).tolist(), of_python, of_numpy
+
     torch.manual_seed(3)
-    random.gauss(0, 1), np.random.randn()  # both keep the second of a pair of normal numbers
+    random.gauss(0, 1)  # this and the next keep the second of a pair of normal numbers
+    np.random.randn()
     state = json.loads(json.dumps(rng_state()))
     expected = draw()
     assert draw() != expected
@@ -210,10 +206,12 @@ def test_loading_a_model_does_not_move_the_random_state(run):
 
 def test_python_and_numpy_state_come_back_with_a_resume(run):
     model, opt = build()
-    random.seed(1), np.random.seed(1)
+    random.seed(1)
+    np.random.seed(1)
     save_checkpoint(run / "checkpoints/step_000009", model, ByteTokenizer(), opt)
     expected = random.random(), np.random.rand()
-    random.seed(2), np.random.seed(2)
+    random.seed(2)
+    np.random.seed(2)
     load_training_state(run / "checkpoints/step_000009", model, opt)
     assert (random.random(), np.random.rand()) == expected
 
@@ -223,11 +221,10 @@ def test_threads_versions_and_processes_that_differ_are_said(run):
     state = load_training_state(find_checkpoint(run), model, opt)
     assert state["threads"] == torch.get_num_threads() and state["versions"]["torch"] == torch.__version__
     assert what_differs(state) == []
-    state["threads"], state["versions"]["torch"] = 64, "1.0"
-    said = what_differs(state, world_size=4)
-    assert (
-        len(said) == 3 and "64 before" in said[0] and "1 before, 4 now" in said[1] and "1.0 before" in said[2]
-    )
+    state["threads"] = 64
+    state["versions"]["torch"] = "1.0"
+    threads, processes, version = what_differs(state, world_size=4)
+    assert "64 before" in threads and "1 before, 4 now" in processes and "1.0 before" in version
 
 
 def test_ranks_of_another_number_of_processes_do_not_share_their_dropout(run):
@@ -248,8 +245,13 @@ class Wrapper(torch.nn.Module):  # as DDP does
         self.module = module
 
 
-@pytest.mark.parametrize("wrap", [lambda m: torch.compile(m, backend="eager"), Wrapper, lambda m: Wrapper(torch.compile(m, backend="eager")),
-                                  lambda m: torch.compile(Wrapper(m), backend="eager")])  # fmt: skip
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "wrap", [compiled, Wrapper, lambda m: Wrapper(compiled(m)), lambda m: compiled(Wrapper(m))]
+)
 def test_a_compiled_or_wrapped_model_is_saved_under_clean_names_and_resumed_into(tmp_path, wrap):
     model, opt = build()
     wrapped = wrap(model)
@@ -286,9 +288,8 @@ def test_weights_stay_in_their_dtype_bit_for_bit(tmp_path, dtype):
     model, _ = build()
     model.to(dtype)
     loaded, _, _ = load_model(save_checkpoint(tmp_path / "c", model, ByteTokenizer()))
-    assert all(
-        a.dtype == dtype and torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters())
-    )
+    assert {p.dtype for p in loaded.parameters()} == {dtype}
+    assert_same_weights(loaded, model)
 
 
 def test_a_run_is_not_resumed_from_rounded_weights(tmp_path):
@@ -343,26 +344,22 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.parametrize(
-    "n_embd", [16, 64, 96, 256]
-)  # fits some times; then the optimizer's file, the weights' file fills the disk
+# fits some times; then the optimizer's file, the weights' file fills the disk
+@pytest.mark.parametrize("n_embd", [16, 64, 96, 256])
 def test_a_full_disk_loses_nothing_and_is_one_sentence(small_disk, n_embd):
     model, opt = build(GPTConfig.gpt2(**{**SMALL, "n_embd": n_embd}))
     train(model, opt, 0, 1)
     (small_disk / "notes.txt").write_text("keep me")
-    run, said = small_disk / "run", ""
+    run = small_disk / "run"
+    said = ""
     for step in range(1, 40):
         try:
             save_checkpoint(run / f"checkpoints/step_{step:06d}", model, ByteTokenizer(), opt, {"step": step})
         except UserError as error:
             said = str(error)
             break
-    assert (
-        said.startswith("no room for a checkpoint")
-        and str(small_disk) in said
-        and "keep fewer checkpoints" in said
-        and "\n" not in said
-    )
+    assert said.startswith("no room for a checkpoint") and "\n" not in said
+    assert str(small_disk) in said and "keep fewer checkpoints" in said
     assert len(checkpoints(run)) == step - 1 and all(verify_checkpoint(c) == "" for c in checkpoints(run))
     assert not list((run).glob("checkpoints/.*")) and (small_disk / "notes.txt").read_text() == "keep me"
     if step > 2:  # room is made by keeping fewer, and the run goes on
@@ -371,6 +368,14 @@ def test_a_full_disk_loses_nothing_and_is_one_sentence(small_disk, n_embd):
 
 
 # what is opened
+
+
+def hash_again(folder, name):
+    "What somebody does who changes a file of a checkpoint on purpose."
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest[name] = sha256_file(folder / name)
+    path.write_text(json.dumps(manifest))
 
 
 class Trap:
@@ -383,10 +388,10 @@ class Trap:
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
 def test_a_pickle_that_would_run_code_is_not_opened_even_with_a_matching_hash(run, tmp_path, name):
-    folder, ran = checkpoints(run)[-1], tmp_path / "it ran"
+    folder = checkpoints(run)[-1]
+    ran = tmp_path / "it ran"
     torch.save({"state": Trap(ran)}, folder / name)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, name: sha256_file(folder / name)}))
+    hash_again(folder, name)
     assert verify_checkpoint(folder) == ""
     model, opt = build()
     with pytest.raises(UserError if name == "optimizer.pt" else Exception):
@@ -405,16 +410,30 @@ def test_a_checkpoint_without_optimizer_is_refused_in_one_sentence(tmp_path):
 
 
 def test_a_setting_of_a_later_version_is_named(tmp_path):
-    model, _ = build()
-    folder = save_checkpoint(tmp_path / "c", model, ByteTokenizer())
-    settings = json.loads((folder / "model.json").read_text())
-    (folder / "model.json").write_text(json.dumps({**settings, "n_experts": 8}))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(
-        json.dumps({**manifest, "model.json": sha256_file(folder / "model.json")})
-    )
+    model, opt = build()
+    folder = save_checkpoint(tmp_path / "c", model, ByteTokenizer(), opt)
+    add_settings(folder, n_experts=8)
     with pytest.raises(UserError, match="n_experts"):
         load_model(folder)
+    with pytest.raises(UserError, match="n_experts"):
+        load_training_state(folder, model, opt)
+
+
+def add_settings(folder, **more):
+    path = folder / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    hash_again(folder, "model.json")
+
+
+def test_a_model_that_remembers_its_attention_loads_as_the_setting_was_of_an_earlier_version(tmp_path):
+    model, opt = build()
+    train(model, opt, 0, 2)
+    folder = save_checkpoint(tmp_path / "c", model, ByteTokenizer(), opt)
+    add_settings(folder, attn_impl="fused")
+    assert_same_weights(load_model(folder)[0], model)
+    other, opt = build(seed=3)
+    load_training_state(folder, other, opt)
+    assert_same_weights(other, model)
 
 
 # the best one
@@ -433,10 +452,8 @@ def losses(tmp_path):
 
 def test_the_best_survives_a_loss_that_goes_down_up_down(losses):
     assert [p.name for p in checkpoints(losses)] == ["step_000002", "step_000006", "step_000007"]
-    assert (
-        find_checkpoint(losses, best=True).name == "step_000002"
-        and find_checkpoint(losses).name == "step_000007"
-    )
+    assert find_checkpoint(losses, best=True).name == "step_000002"
+    assert find_checkpoint(losses).name == "step_000007"
     assert load_model(losses, best=True)[2].name == "step_000002"
 
 
@@ -473,15 +490,15 @@ def test_the_removed_are_gone_before_they_are_deleted(run, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         prune(run, 1)
     monkeypatch.undo()
-    assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000003"] and (
-        run / "checkpoints/.step_000001.removed"
-    ).exists()
+    assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000003"]
+    assert (run / "checkpoints/.step_000001.removed").exists()
     prune(run, 1)
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_000003"]
 
 
 def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path):
-    states, expected = [], []
+    states = []
+    expected = []
     for rank in range(3):
         torch.manual_seed(100 + rank)
         states.append(rng_state())

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ import torch
 from tinygpt.checkpoint import checkpoints, load_training_state, verify_checkpoint, what_differs
 from tinygpt.checkpoint_proof import (
     SmallRun,
+    killed_saves,
     load_run,
     prove_resume,
     same_state,
@@ -20,7 +19,7 @@ from tinygpt.checkpoint_proof import (
 )
 from tinygpt.ddp.world import World, run_processes
 
-# an epoch of the shard loader is 6 steps; the gradients of step 3 are infinite, so 4 is right after a skipped step
+# an epoch of the shard loader is 6 steps; the gradients of step 3 are infinite, so that step is skipped
 STOPS = {
     0: "nothing done",
     1: "first step",
@@ -48,14 +47,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, optimi
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_so_it_does_in_several_processes_and_without_settled_buckets_it_does_not(tmp_path, world_size):
-    cases = [
-        dict(optimizer=o, loader=l, stop=stop, steps=14, bad_step=3)
-        for o, stop in (("adamw", 4), ("muon", 6))
-        for l in LOADERS
-    ]
-    ranks = run_processes(
-        prove_resume, world_size, tmp_path, [*cases, dict(stop=6, steps=14, settle=False)], timeout=240
-    )
+    cases = []
+    for optimizer, stop in (("adamw", 4), ("muon", 6)):
+        for loader in LOADERS:
+            cases.append(dict(optimizer=optimizer, loader=loader, stop=stop, steps=14, bad_step=3))
+    unsettled = dict(stop=6, steps=14, settle=False)
+    ranks = run_processes(prove_resume, world_size, tmp_path, [*cases, unsettled], timeout=240)
     for results in ranks:
         assert_exact(cases, results[:-1])
         assert results[0]["straight"] == ranks[0][0]["straight"]  # all ranks report the same mean
@@ -72,15 +69,11 @@ def test_on_another_number_of_processes_the_data_and_the_losses_go_on(tmp_path):
         straight = train_run(alone, 14)
         resumed = load_run(SmallRun(loader=case["loader"], steps=14, dropout=0.0), tmp_path / f"case{number}")
         state = json.loads((tmp_path / f"case{number}/state.json").read_text())
-        assert (
-            len(state["rng"]) == 2
-            and state["rng"][0] != state["rng"][1]
-            and "processes: 2 before, 1 now" in " ".join(what_differs(state))
-        )
+        assert len(state["rng"]) == 2 and state["rng"][0] != state["rng"][1]
+        assert "processes: 2 before, 1 now" in " ".join(what_differs(state))
         on = train_run(resumed, 14)
-        assert on == pytest.approx(straight[6:], abs=1e-5) and two[number]["straight"] == pytest.approx(
-            straight, abs=1e-5
-        )
+        assert on == pytest.approx(straight[6:], abs=1e-5)
+        assert two[number]["straight"] == pytest.approx(straight, abs=1e-5)
         for a, b in zip(resumed.plain.parameters(), alone.plain.parameters()):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
@@ -98,11 +91,9 @@ def test_a_weight_off_by_the_last_bit_is_noticed(tmp_path):
     b = {"w": a["w"].clone(), "n": [1, (2.0,)]}
     assert same_state(a, b)
     b["w"][0, 0] = torch.nextafter(b["w"][0, 0], torch.tensor(1.0))
-    assert (
-        not same_state(a, b)
-        and not same_state({"n": [1]}, {"n": [1, 2]})
-        and not same_state({"n": 1}, {"m": 1})
-    )
+    assert not same_state(a, b)
+    assert not same_state({"n": [1]}, {"n": [1, 2]})
+    assert not same_state({"n": 1}, {"m": 1})
 
 
 def test_saving_does_not_disturb_the_run_it_saves(tmp_path):
@@ -120,22 +111,9 @@ def test_the_epoch_of_the_small_run_is_six_steps():
     assert len(small_tokens()) == 577 and run.loader.n_windows == 36 and run.loader.batch_size == 6
 
 
-def kills(tmp_path, count, *flags):
-    command = [
-        sys.executable,
-        "-m",
-        "tinygpt.checkpoint_proof",
-        str(tmp_path / "run"),
-        "--kills",
-        str(count),
-        *flags,
-    ]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which this system has not")
 def test_a_hundred_kills_during_saves_leave_each_time_a_checkpoint_that_loads(tmp_path):
-    found = kills(tmp_path, 100)
+    found = killed_saves(tmp_path / "run", 100)
     assert len(found) == 100 and all(kill["loads"] for kill in found)
     assert len({kill["files"] for kill in found}) > 2  # the kills struck at different places of a save
     left = sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir())
@@ -147,4 +125,4 @@ def test_a_hundred_kills_during_saves_leave_each_time_a_checkpoint_that_loads(tm
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which this system has not")
 def test_the_kills_do_break_a_file_that_is_written_in_place(tmp_path):
-    assert not all(kill["loads"] for kill in kills(tmp_path, 20, "--in-place"))
+    assert not all(kill["loads"] for kill in killed_saves(tmp_path / "run", 20, in_place=True))

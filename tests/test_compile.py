@@ -1,3 +1,5 @@
+"""Traffic, graph breaks, recompilations, and a compiled model that never costs the run."""
+
 import os
 import subprocess
 import sys
@@ -52,7 +54,8 @@ def python(code, tmp_path, **env):
 
 
 def test_traffic_counts_what_each_operation_reads_and_writes_and_views_are_free():
-    a, b = torch.ones(10, 20), torch.ones(20, dtype=torch.float64)
+    a = torch.ones(10, 20)
+    b = torch.ones(20, dtype=torch.float64)
     assert memory_traffic(lambda: a * 2)[0] == 2 * a.nbytes
     assert memory_traffic(lambda: a + b)[0] == a.nbytes + b.nbytes + 2 * a.nbytes  # the sum is float64
     assert memory_traffic(lambda: torch.cat([a, a])) == (4 * a.nbytes, ["cat"])
@@ -73,12 +76,8 @@ def test_traffic_sees_the_backward_pass_too():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_model_is_one_graph(kind):
     report = graph_report(make(kind), IDS, IDS, reduction="sum")
-    assert (
-        report.graphs == 1
-        and report.breaks == []
-        and report.ops > 20
-        and str(report).startswith("1 graph of")
-    )
+    assert report.graphs == 1 and report.breaks == [] and report.ops > 20
+    assert str(report).startswith("1 graph of")
 
 
 def test_a_break_is_reported_with_its_line_and_its_reason():
@@ -90,11 +89,8 @@ def test_a_break_is_reported_with_its_line_and_its_reason():
 
     report = graph_report(f, torch.ones(3))
     assert report.graphs == 2 and len(report.breaks) == 1
-    assert (
-        "if y.sum() > 0" in report.breaks[0]
-        and "tensor's value" in report.breaks[0]
-        and "break at line" in str(report)
-    )
+    assert "if y.sum() > 0" in report.breaks[0] and "tensor's value" in report.breaks[0]
+    assert "break at line" in str(report)
 
 
 def test_an_item_is_a_break_too():
@@ -107,7 +103,8 @@ def test_recompilations_are_listed_with_the_guard_that_failed():
     with watch_compiles() as seen:
         for k in (3, 3, 4):
             f(torch.ones(2), k)
-    assert [bool(c.reason) for c in seen] == [False, True] and "k" in seen[1].reason and "3" in seen[1].reason
+    assert [bool(c.reason) for c in seen] == [False, True]
+    assert "k" in seen[1].reason and "3" in seen[1].reason
     assert all(c.seconds > 0 for c in seen)
     with watch_compiles() as seen:
         f(torch.ones(2), 3)
@@ -115,7 +112,7 @@ def test_recompilations_are_listed_with_the_guard_that_failed():
 
 
 def test_a_recompilation_is_seen_also_after_very_many_compilations():
-    for i in range(70):  # torch remembers the last 64
+    for _ in range(70):  # torch remembers the last 64
         torch._dynamo.reset()
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
     torch._dynamo.reset()
@@ -175,34 +172,42 @@ def test_without_a_compiler_there_is_one_clear_line_and_training_goes_on(tmp_pat
     done = python(TRAIN, tmp_path, **env)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
-    assert (
-        len(lines) == 2 and "no C++ compiler" in lines[0] and "install" in lines[0] and env["CXX"] in lines[0]
-    )
+    assert len(lines) == 2
+    assert "no C++ compiler" in lines[0] and "install" in lines[0] and env["CXX"] in lines[0]
     assert lines[1] == "gradients [[4.0, 4.0, 4.0, 4.0]]" and "Traceback" not in done.stderr
+
+
+BROKEN = """#!/bin/sh
+[ "$1" = --version ] && echo "g++ 12.2.0" && exit 0
+echo "/usr/bin/ld: cannot find -lcuda: No such file" >&2
+exit 1
+"""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script plays the compiler")
 def test_a_compiler_that_fails_later_costs_a_line_and_not_the_run(tmp_path):
     broken = tmp_path / "g++"
-    broken.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo "g++ 12.2.0" && exit 0\necho "/usr/bin/ld: cannot find -lcuda: No such file" >&2\nexit 1\n'
-    )
+    broken.write_text(BROKEN)
     broken.chmod(0o755)
     done = python(TRAIN, tmp_path, CXX=str(broken))
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == 3, done.stdout + done.stderr
-    assert (
-        "cannot find -lcuda" in lines[1]
-        and "LIBRARY_PATH" in lines[1]
-        and lines[2].startswith("gradients [[4.0")
-    )
+    assert "cannot find -lcuda" in lines[1] and "LIBRARY_PATH" in lines[1]
+    assert lines[2].startswith("gradients [[4.0")
 
 
-@pytest.mark.parametrize("text, words", [
-    ("C++ compile error\n\nfoo.cpp:3: fatal error: Python.h: No such file", ["fatal error", "python3-dev"]),
-    ("Command '['gcc', '-lcuda']' returned non-zero exit status 1.", ["-lcuda", "LIBRARY_PATH"]),
-    ("something odd\nin two lines", ["something odd"]), ("", ["RuntimeError"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (
+            "C++ compile error\n\nfoo.cpp:3: fatal error: Python.h: No such file",
+            ["fatal error", "python3-dev"],
+        ),
+        ("Command '['gcc', '-lcuda']' returned non-zero exit status 1.", ["-lcuda", "LIBRARY_PATH"]),
+        ("something odd\nin two lines", ["something odd"]),
+        ("", ["RuntimeError"]),
+    ],
+)
 def test_the_telling_line_of_a_compiler_error_is_found(text, words):
     said = compile_error(RuntimeError(text))
     assert all(word in said for word in words) and "\n" not in said
@@ -250,7 +255,8 @@ def test_loss_and_gradients_are_the_plain_models(kind):
 
 
 def test_train_compiled_then_sample_save_and_load_into_a_plain_model(tmp_path):
-    model, tokenizer = make(), ByteTokenizer()
+    model = make()
+    tokenizer = ByteTokenizer()
     call, _ = compile_model(model, "on", backend="aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
@@ -272,10 +278,8 @@ def test_train_compiled_then_sample_save_and_load_into_a_plain_model(tmp_path):
     save_checkpoint(tmp_path / "step", model, tokenizer)
     loaded, _, _ = load_model(tmp_path / "step")
     assert not any("_orig_mod" in name for name in [*loaded.state_dict(), *model.state_dict()])
-    assert (
-        torch.equal(loaded(IDS[:1, :7], IDS[:1, :7])[1], after)
-        and "".join(stream_text(loaded, tokenizer, "a", 5, seed=1)) == text
-    )
+    assert torch.equal(loaded(IDS[:1, :7], IDS[:1, :7])[1], after)
+    assert "".join(stream_text(loaded, tokenizer, "a", 5, seed=1)) == text
 
 
 def test_what_is_trained_with_is_no_module_and_so_cannot_be_saved_by_mistake():
@@ -286,7 +290,10 @@ def test_what_is_trained_with_is_no_module_and_so_cannot_be_saved_by_mistake():
 def test_train_and_eval_mode_reach_the_compiled_code():
     model = make(dropout=0.5)
     call, _ = compile_model(model, "on", backend="eager")
-    run = lambda: call(IDS, IDS)[1].item()
+
+    def run():
+        return call(IDS, IDS)[1].item()
+
     assert run() != run(), "dropout is on"
     model.eval()
     assert run() == run()
@@ -295,8 +302,8 @@ def test_train_and_eval_mode_reach_the_compiled_code():
 
 
 def test_an_error_of_the_model_itself_passes_and_nothing_is_given_up():
-    said, model = [], make()
-    call, _ = compile_model(model, "on", backend="eager", say=said.append)
+    said = []
+    call, _ = compile_model(make(), "on", backend="eager", say=said.append)
     call(IDS, IDS)
     with pytest.raises(UserError, match="block_size"):
         call(torch.zeros(1, 17, dtype=torch.long))
@@ -307,7 +314,8 @@ def test_when_the_backend_fails_it_is_said_once_and_the_plain_model_goes_on():
     def fails(graph, inputs):
         raise OSError("No space left on device")
 
-    said, model = [], make()
+    said = []
+    model = make()
     call, _ = compile_model(model, "on", backend=fails, say=said.append)
     for _ in range(3):
         assert call(IDS, IDS)[1] == model(IDS, IDS)[1]
@@ -315,8 +323,12 @@ def test_when_the_backend_fails_it_is_said_once_and_the_plain_model_goes_on():
 
 
 def test_importing_the_module_does_not_import_the_compiler():
-    code = "import sys, tinygpt.compile; print(sorted(m for m in ('torch._inductor', 'torch._dynamo', 'matplotlib') if m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    code = """
+import sys, tinygpt.compile
+print([m for m in ("torch._inductor", "torch._dynamo", "matplotlib") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
 
 
 INDUCTOR = """

@@ -1,5 +1,6 @@
 import gzip
 import io
+import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,11 +41,11 @@ def test_row_groups_may_be_read_in_any_order_and_from_any_chunk_on(
     texts = [f"document {i}" for i in range(n)]
     groups = [texts[i : i + row_group_size] for i in range(0, n, row_group_size)]
     order = random.sample(range(len(groups)), len(groups))
-    read = lambda skip: list(
-        read_parquet(
-            parquet(texts, row_group_size), "d.parquet", "text", chunk_rows, skip, lambda size: order[:size]
-        )
-    )
+
+    def read(skip):
+        file = parquet(texts, row_group_size)
+        return list(read_parquet(file, "d.parquet", "text", chunk_rows, skip, lambda size: order[:size]))
+
     chunks = read(0)
     assert [t for c in chunks for t in c.texts] == [t for g in order for t in groups[g]]
     assert [c.index for c in chunks] == list(range(len(chunks))) and read(skip) == chunks[skip:]
@@ -97,7 +98,7 @@ def test_the_footer_says_how_much_text_there_is():
 
 
 def test_lines_are_found_wherever_the_blocks_of_a_compressed_file_end():
-    lines = "".join('{"text": "%s"}\n' % ("x" * n) for n in range(0, 3000, 7)).encode()
+    lines = "".join(json.dumps({"text": "x" * n}) + "\n" for n in range(0, 3000, 7)).encode()
     frames = b"".join(zstandard.compress(lines[i : i + 1001]) for i in range(0, len(lines), 1001))
     chunks = list(read_jsonl(io.BytesIO(frames), "d.jsonl.zst", "text", 50, 0))
     assert [len(t) for c in chunks for t in c.texts] == list(range(7, 3000, 7))  # the empty one is noted
@@ -122,20 +123,17 @@ def test_a_report_counts_all_and_keeps_three_places_of_a_kind():
     "name, pack", [("d.jsonl", bytes), ("d.jsonl.gz", gzip.compress), ("d.jsonl.zst", zstandard.compress)]
 )
 def test_lines_are_read_from_any_chunk_on_whether_the_last_one_has_an_end_or_not(name, pack, end):
-    file = pack(("\n".join('{"text": "%d"}' % i for i in range(10)) + end).encode())
+    lines = [json.dumps({"text": str(i)}) for i in range(10)]
+    file = pack(("\n".join(lines) + end).encode())
     for skip in range(6):
         chunks = list(read_jsonl(io.BytesIO(file), name, "text", 3, skip))
-        assert [c.index for c in chunks] == list(range(skip, 4)) and [t for c in chunks for t in c.texts] == [
-            str(i) for i in range(3 * skip, 10)
-        ]
+        assert [c.index for c in chunks] == list(range(skip, 4))
+        assert [t for c in chunks for t in c.texts] == [str(i) for i in range(3 * skip, 10)]
 
 
 def test_a_report_goes_on_from_its_state_as_if_it_had_not_stopped():
-    whole, first, notes = (
-        Report(),
-        Report(),
-        [("empty", f"row {i}") for i in range(5)] + [("no text", "row 9")],
-    )
+    notes = [("empty", f"row {i}") for i in range(5)] + [("no text", "row 9")]
+    whole, first = Report(), Report()
     whole.add(notes)
     first.add(notes[:2])
     rest = Report()

@@ -73,28 +73,23 @@ def test_reading_from_any_chunk_on_gives_the_same_chunks(
     )
     documents = find_documents(str(path), chunk_rows=chunk_rows)
     chunks = list(documents.chunks(0))
-    assert [c.index for c in chunks] == list(range(len(chunks))) and all(
-        0 < len(c.texts) <= chunk_rows for c in chunks
-    )
+    assert [c.index for c in chunks] == list(range(len(chunks)))
+    assert all(0 < len(c.texts) <= chunk_rows for c in chunks)
     for skip in range(len(chunks) + 2):
         assert list(documents.chunks(0, skip)) == chunks[skip:]
 
 
 def test_a_folder_is_read_in_order_of_its_names_whatever_its_files_are(tmp_path):
     (tmp_path / "sub").mkdir()
-    for i, name in enumerate(["b.jsonl", "a.parquet", "sub/c.jsonl.gz"]):
+    for name in ("b.jsonl", "a.parquet", "sub/c.jsonl.gz"):
         write(tmp_path / name, [f"{name} {k}" for k in range(3)])
     (tmp_path / "z.txt").write_text("a text")
     (tmp_path / "y.txt").write_text("another")
     (tmp_path / "notes.md").write_text("not data")
     (tmp_path / ".hidden.txt").write_text("not data")
     texts = read(find_documents(str(tmp_path)))
-    assert [t.split()[0] for t in texts[::3]] == [
-        "a.parquet",
-        "b.jsonl",
-        "sub/c.jsonl.gz",
-        "another",
-    ] and texts[-1] == "a text"
+    assert [t.split()[0] for t in texts[::3]] == ["a.parquet", "b.jsonl", "sub/c.jsonl.gz", "another"]
+    assert texts[-1] == "a text"
 
 
 def test_a_thousand_text_files_are_a_document_each(tmp_path):
@@ -105,8 +100,17 @@ def test_a_thousand_text_files_are_a_document_each(tmp_path):
 
 
 def test_rows_that_are_no_text_are_counted_and_named_and_the_others_are_read(tmp_path):
-    rows = ['{"text": "good"}', '{"text": null}', '{"text": 7}', '{"text": ""}', '{"text": "\\ud800"}', '{"other": 1}',
-            '{"text": "<|endoftext|> in it"}', "", '{"text": "last"}']  # fmt: skip
+    rows = [
+        '{"text": "good"}',
+        '{"text": null}',
+        '{"text": 7}',
+        '{"text": ""}',
+        '{"text": "\\ud800"}',
+        '{"other": 1}',
+        '{"text": "<|endoftext|> in it"}',
+        "",
+        '{"text": "last"}',
+    ]
     (tmp_path / "d.jsonl").write_bytes("\n".join(rows).encode() + b'\n{"text": "\xff"}\n')
     report = Report()
     assert read(find_documents(str(tmp_path)), report) == ["good", "<|endoftext|> in it", "last"]

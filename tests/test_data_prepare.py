@@ -2,10 +2,6 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +9,6 @@ import numpy as np
 import pytest
 
 import tinygpt.data.prepare as prepare_module
-from tinygpt.data.__main__ import main
 from tinygpt.data.documents import find_documents, is_held_out
 from tinygpt.data.prepare import ShardWriter, prepare_shards, tokenize_chunk, verify
 from tinygpt.data.tokens import open_token_data, prepare
@@ -38,18 +33,8 @@ def content(folder):
 
 def small(folder, out, **kwargs):
     "prepare_shards with many chunks, shards and commits."
-    return prepare_shards(
-        str(folder),
-        out,
-        **{
-            "tokenizer": "byte",
-            "val_fraction": 0.2,
-            "shard_tokens": 1000,
-            "workers": 0,
-            "commit_seconds": 0,
-            **kwargs,
-        },
-    )
+    settings = dict(tokenizer="byte", val_fraction=0.2, shard_tokens=1000, workers=0, commit_seconds=0)
+    return prepare_shards(str(folder), out, **{**settings, **kwargs})
 
 
 @pytest.fixture
@@ -72,16 +57,11 @@ def test_shards_hold_every_document_once_in_order_and_validation_the_others(tmp_
         assert meta["documents"] == len(wanted) and meta["bytes"] == sum(len(t.encode()) for t in wanted)
         sizes = [s["tokens"] for s in meta["shards"]]
         assert all(n == 1000 for n in sizes[:-1]) and 0 < sizes[-1] <= 1000 and sum(sizes) == len(tokens)
-    assert len(data.meta["splits"]["train"]["shards"]) > 5 and verify(tmp_path / "out") == len(
-        data.train
-    ) + len(data.val)
-    assert sorted(content(tmp_path / "out")) == sorted(
-        [
-            "meta.json",
-            "tokenizer.json",
-            *(s["file"] for p in data.meta["splits"].values() for s in p["shards"]),
-        ]
-    )
+    assert len(data.meta["splits"]["train"]["shards"]) > 5
+    assert verify(tmp_path / "out") == len(data.train) + len(data.val)
+    shards = [s["file"] for part in data.meta["splits"].values() for s in part["shards"]]
+    assert sorted(content(tmp_path / "out")) == sorted(["meta.json", "tokenizer.json", *shards])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]  # nothing is left lying about
 
 
 def test_one_shard_is_nanogpts_train_bin(tmp_path):
@@ -160,45 +140,6 @@ def test_interrupted_at_any_point_it_goes_on_and_the_result_is_the_same_to_the_b
         )
 
 
-def test_killed_for_real_while_workers_are_busy_it_goes_on_to_the_same_bytes(tmp_path):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    words = np.random.default_rng(0).integers(97, 123, size=4000).astype(np.uint8).tobytes().decode()
-    with open(folder / "d.jsonl", "w") as f:
-        for i in range(8000):
-            f.write(json.dumps({"text": f"{i} {words[i % 1000 :][: 1000 + i % 3000]}"}) + "\n")
-    argv = [
-        sys.executable,
-        "-m",
-        "tinygpt.data.tokens",
-        "prepare",
-        str(folder),
-        str(tmp_path / "out"),
-        "--tokenizer",
-        "byte",
-        "--shard-tokens",
-        "1000000",
-        "--workers",
-        "1",
-    ]
-    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.time() + 60
-    while (
-        not (tmp_path / "out.partial/train_000003.bin").exists()
-        and process.poll() is None
-        and time.time() < deadline
-    ):
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "out").exists() and (tmp_path / "out.partial/progress.json").exists()
-    done = subprocess.run(argv, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "tokens of" in done.stdout and "tinygpt.train --data" in done.stdout
-    prepare_shards(str(folder), tmp_path / "whole", "byte", shard_tokens=1_000_000, workers=0)
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
-
-
 def test_going_on_with_other_settings_or_other_files_is_refused_and_named(tmp_path, chunky, monkeypatch):
     corpus(tmp_path / "in")
 
@@ -227,6 +168,13 @@ def test_two_at_once_in_one_place_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "_write_shards", second)
     with pytest.raises(Killed):
         small(tmp_path / "in", tmp_path / "out")
+
+
+def test_a_lock_file_that_a_killed_process_left_blocks_nobody(tmp_path):
+    corpus(tmp_path / "in")
+    (tmp_path / "out.partial.lock").touch()
+    small(tmp_path / "in", tmp_path / "out")
+    assert (tmp_path / "out/meta.json").exists() and not (tmp_path / "out.partial.lock").exists()
 
 
 def test_a_disk_without_room_is_noticed_before_any_work(tmp_path, monkeypatch):
@@ -267,9 +215,8 @@ def test_rows_that_are_no_text_are_reported_and_recorded(tmp_path):
     meta = open_token_data(tmp_path / "out").meta
     assert sum(meta["odd_rows"]["counts"].values()) == 2 and meta["source"].endswith("in")
     train = open_token_data(tmp_path / "out").train[:]
-    assert (train == 256).sum() == meta["splits"]["train"][
-        "documents"
-    ]  # the text of the special token is no special token
+    documents = meta["splits"]["train"]["documents"]
+    assert (train == 256).sum() == documents  # the text of the special token is no special token
 
 
 def test_a_shard_shorter_than_meta_says_is_named_and_a_flipped_byte_is_found(tmp_path, chunky):
@@ -295,44 +242,19 @@ def test_a_bpe_tokenizer_is_trained_on_training_documents_of_all_files_and_kept(
 
 @pytest.mark.parametrize(
     "kwargs, words",
-    [({"tokenizer": "char"}, "char needs"), ({"val_fraction": 0.0}, "val_fraction"), ({"shard_tokens": 0}, "shard_tokens"),
-     ({"tokenizer": "wordpiece"}, "wordpiece"), ({"val_fraction": 1e-9}, "no document fell into val")],
-)  # fmt: skip
+    [
+        ({"tokenizer": "char"}, "char needs"),
+        ({"val_fraction": 0.0}, "val_fraction"),
+        ({"shard_tokens": 0}, "shard_tokens"),
+        ({"tokenizer": "wordpiece"}, "wordpiece"),
+        ({"val_fraction": 1e-9}, "no document fell into val"),
+    ],
+)
 def test_settings_that_cannot_work_are_refused(tmp_path, kwargs, words):
     corpus(tmp_path / "in")
     with pytest.raises(UserError, match=words):
         small(tmp_path / "in", tmp_path / "out", **kwargs)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command_prepares_verifies_and_explains(tmp_path, capsys):
-    corpus(tmp_path / "in")
-    out = str(tmp_path / "out")
-    assert (
-        main(
-            [
-                "prepare",
-                str(tmp_path / "in"),
-                out,
-                "--tokenizer",
-                "byte",
-                "--workers",
-                "0",
-                "--val-fraction",
-                "0.1",
-            ]
-        )
-        == 0
-    )
-    assert main(["verify", out]) == 0 and "as meta.json says" in capsys.readouterr().out
-    assert main(["prepare", str(tmp_path / "in"), out]) == 2 and "exists" in capsys.readouterr().err
-    assert (
-        main(["prepare", str(tmp_path / "nowhere"), out + "2"]) == 2
-        and "does not exist" in capsys.readouterr().err
-    )
-    assert main(["prepare", "sotu", str(tmp_path / "sotu"), "--tokenizer", "byte"]) == 0
-    assert open_token_data(tmp_path / "sotu").meta["splits"]["train"]["documents"] == 237
-    assert isinstance(open_token_data(out).tokenizer, ByteTokenizer)
 
 
 def test_a_chunk_gives_tokens_documents_and_bytes_of_text_for_each_part(tmp_path):

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from tinygpt.data.documents import Documents, find_documents, is_held_out
 from tinygpt.data.open import make_loader
 from tinygpt.data.stream import StreamLoader, merge_states, open_stream
-from tinygpt.data.tokens import TokenData, prepare
-from tinygpt.data.windows import RandomLoader, ShardLoader
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -26,11 +24,10 @@ EOT = 256
 
 
 def texts(n, longest=30, seed=0):
-    "Documents that can be told apart, so that a pair of tokens is at home in one place only where they are long enough."
+    "Documents that can be told apart; of long ones a pair of tokens is at home in one place only."
     rng = np.random.default_rng(seed)
-    return [
-        "".join(chr(33 + i) for i in rng.integers(0, 90, size=rng.integers(1, longest))) for _ in range(n)
-    ]
+    letters = [rng.integers(0, 90, size=rng.integers(1, longest)) for _ in range(n)]
+    return ["".join(chr(33 + i) for i in some) for some in letters]
 
 
 def stream(documents, batch_size=4, block_size=8, chunk_rows=5, **kwargs):
@@ -45,15 +42,17 @@ def stream(documents, batch_size=4, block_size=8, chunk_rows=5, **kwargs):
 
 
 def epochs_of(batches, row):
-    "What one row of the global batch was trained on, put together again from its pairs: for each finished epoch the tokens."
+    "The tokens of each finished epoch that one row of the global batch was trained on, from its pairs."
     epochs, tokens = [], []
     for x, y in batches:
         x, y = x[row].tolist(), y[row].tolist()
         n = sum(t >= 0 for t in y)  # pairs; the rest is padding
-        assert y == x[1 : n + 1] + [-100] * (len(y) - n) if n < len(y) else y[:-1] == x[1:]
-        if (
-            tokens and tokens[-1] != x[0]
-        ):  # an epoch that ended with a full row; otherwise the last target comes back as an input
+        if n < len(y):
+            assert y == x[1 : n + 1] + [-100] * (len(y) - n)
+        else:
+            assert y[:-1] == x[1:]
+        # An epoch that ended with a full row; otherwise the last target comes back as an input.
+        if tokens and tokens[-1] != x[0]:
             epochs, tokens = [*epochs, tokens], []
         tokens = (tokens or [x[0]]) + y[:n]
         if n < len(y):
@@ -68,11 +67,12 @@ def documents_in(tokens):
 
 
 def dealt(loader, documents, epochs, chunk_rows):
-    "Which documents each row gets in each epoch, by the rule in other words: to the row with the fewest bytes, the first of equals."
-    size, out = (
-        [0] * loader.maker.batch_size,
-        [[[] for _ in range(epochs)] for _ in range(loader.maker.batch_size)],
-    )
+    """Which documents each row gets in each epoch, by the rule in other words:
+
+    to the row with the fewest bytes, the first of equals.
+    """
+    size = [0] * loader.maker.batch_size
+    out = [[[] for _ in range(epochs)] for _ in size]
     for epoch in range(epochs):
         for chunk, start in enumerate(range(0, len(documents), chunk_rows)):
             part = documents[start : start + chunk_rows]
@@ -98,18 +98,14 @@ def test_in_an_epoch_each_document_is_with_one_row_and_every_pair_of_a_row_is_tr
 ):
     documents = texts(n, longest + 1, seed)
     loader = stream(documents, B, T, chunk_rows, shuffle=shuffle, seed=seed)
-    batches = [
-        next(loader)
-        for _ in range(3 * (sum(len(d) + 1 for d in documents) // (B * T) + 2 * (longest // T + 2)))
-    ]
-    rows = dealt(
-        loader, documents, len(batches) * B * (T + 1) // (2 * n) + B + 2, chunk_rows
-    )  # no more epochs than that
+    in_an_epoch = sum(len(d) + 1 for d in documents) // (B * T) + 2 * (longest // T + 2)
+    batches = [next(loader) for _ in range(3 * in_an_epoch)]
+    most = len(batches) * B * (T + 1) // (2 * n) + B + 2  # no more epochs than that
+    rows = dealt(loader, documents, most, chunk_rows)
     for row in range(B):
         seen = [documents_in(tokens) for tokens in epochs_of(batches, row)]
-        assert (
-            seen == [e for e in rows[row] if e][: len(seen)]
-        )  # all of them, in order, each once: none lost at the edge of a batch
+        # all of them, in order, each once: none lost at the edge of a batch
+        assert seen == [e for e in rows[row] if e][: len(seen)]
         assert seen or B > 1
     for epoch in range(3):
         assert Counter(d for row in rows for d in row[epoch]) == Counter(documents)
@@ -120,7 +116,7 @@ def test_in_an_epoch_each_document_is_with_one_row_and_every_pair_of_a_row_is_tr
     st.integers(1, 40),
     st.integers(1, 12),
     st.integers(1, 9),
-    st.sampled_from(["stream", "bos"]),
+    st.sampled_from(["concat", "bos"]),
     st.integers(0, 9),
 )
 def test_the_global_batch_is_the_same_for_one_to_five_ranks(n, T, chunk_rows, packing, seed):
@@ -144,7 +140,7 @@ def test_the_global_batch_is_the_same_for_one_to_five_ranks(n, T, chunk_rows, pa
     st.integers(3, 30),
     st.integers(2, 9),
     st.integers(1, 9),
-    st.sampled_from(["stream", "bos"]),
+    st.sampled_from(["concat", "bos"]),
     st.integers(0, 9),
     st.data(),
 )
@@ -152,9 +148,11 @@ def test_resuming_at_every_batch_of_two_epochs_on_any_number_of_ranks_equals_not
     n, T, chunk_rows, packing, seed, data
 ):
     documents, B = texts(n, 30, seed), 6
-    make = lambda rank=0, world_size=1: stream(
-        documents, B, T, chunk_rows, seed=seed, packing=packing, rank=rank, world_size=world_size
-    )
+
+    def make(rank, world_size):
+        place = dict(rank=rank, world_size=world_size)
+        return stream(documents, B, T, chunk_rows, seed=seed, packing=packing, **place)
+
     world_before, world_after = data.draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (3, 2), (6, 3)]))
     ranks, straight, states = [make(r, world_before) for r in range(world_before)], [], []
     while not states or states[-1]["at"][0] < 2 and len(states) < 120:
@@ -180,9 +178,8 @@ def test_the_state_is_small_and_the_same_for_any_number_of_ranks():
             next(loader)
     assert merge_states([r.state_dict() for r in four]) == one.state_dict()
     numbers = json.dumps({k: v for k, v in one.state_dict().items() if k != "settings"}).count(",") + 1
-    assert (
-        numbers <= 4 * 8 + 5 and len(json.dumps(one.state_dict())) < 1000
-    )  # four numbers a row and a few more
+    assert numbers <= 4 * 8 + 5  # four numbers a row and a few more
+    assert len(json.dumps(one.state_dict())) < 1000
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -210,7 +207,7 @@ def test_each_document_is_tokenized_by_one_rank_only_and_once_an_epoch(world_siz
     assert seen == [Counter(documents)] * 2  # over all ranks together
 
 
-@pytest.mark.parametrize("packing", ["stream", "bos"])
+@pytest.mark.parametrize("packing", ["concat", "bos"])
 def test_the_thread_ahead_changes_nothing_and_stops_when_closed(packing):
     documents = texts(100)
     plain, ahead = stream(documents, packing=packing), stream(documents, packing=packing, prefetch=3)
@@ -265,21 +262,17 @@ def parquet(folder, n_files=3, n=40, row_group_size=9):
     return documents
 
 
-@pytest.mark.parametrize("packing", ["stream", "bos"])
+@pytest.mark.parametrize("packing", ["concat", "bos"])
 def test_with_shuffled_row_groups_too_resuming_at_every_batch_of_two_epochs_equals_not_stopping(
     tmp_path, packing
 ):
     parquet(tmp_path)
-    make = lambda rank=0, world_size=1: StreamLoader(
-        find_documents(str(tmp_path), chunk_rows=4),
-        ByteTokenizer(),
-        4,
-        12,
-        packing=packing,
-        rank=rank,
-        world_size=world_size,
-        prefetch=0,
-    )
+
+    def make(rank=0, world_size=1):
+        documents = find_documents(str(tmp_path), chunk_rows=4)
+        place = dict(rank=rank, world_size=world_size)
+        return StreamLoader(documents, ByteTokenizer(), 4, 12, packing=packing, prefetch=0, **place)
+
     one, states, straight = make(), [], []
     while one.state["at"][0] < 2:
         states.append(json.loads(json.dumps(one.state_dict())))
@@ -308,12 +301,13 @@ def test_row_groups_come_in_another_order_each_epoch_and_every_document_once(tmp
 def test_the_costs_say_what_padding_and_cropping_take():
     documents = texts(400, 60)
     runs = {}
-    for packing in ("stream", "bos"):
+    for packing in ("concat", "bos"):
         loader = stream(documents, 2, 32, chunk_rows=50, packing=packing)
         while loader.state["at"][0] < 2:
             next(loader)
         runs[packing] = loader.costs
-    assert runs["stream"]["dropped"] == 0 and runs["stream"]["padded"] < 0.02 * runs["stream"]["pairs"]
+    assert runs["concat"]["dropped"] == 0
+    assert runs["concat"]["padded"] < 0.02 * runs["concat"]["pairs"]
     assert runs["bos"]["dropped"] > 0.02 * runs["bos"]["pairs"]
 
 
@@ -358,41 +352,18 @@ def test_streams_leave_out_what_is_held_out_and_validate_on_it(tmp_path, cache):
     assert sorted(documents_in(epochs_of(batches, 0)[0])) == sorted(set(documents) - set(held_out))
 
 
-def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache):
-    files, text = prepare(str(words), "byte"), open_stream("sotu", "byte")
-    assert isinstance(make_loader("random", files, 2, 8), RandomLoader) and isinstance(
-        make_loader("shard", files, 2, 8), ShardLoader
-    )
-    for kind, data in (("random", files), ("shard", files), ("stream", text)):
-        loader = make_loader(kind, data, 6, 8, seed=3, rank=1, world_size=2)
-        x, y = next(loader)
-        assert (
-            x.shape == y.shape == (3, 8)
-            and x.dtype == y.dtype == torch.int64
-            and torch.equal(x[:, 1:], y[:, :-1])
-        )
-        json.dumps(loader.state_dict())
-        loader.close()
-    with pytest.raises(UserError, match="choose stream"):
-        make_loader("shard", text, 2, 8)
-    with pytest.raises(UserError, match="random or shard"):
-        make_loader("stream", files, 2, 8)
-    with pytest.raises(UserError, match="packing"):
-        make_loader("stream", text, 2, 8, packing="tight")
-    assert isinstance(files, TokenData)
-
-
 WORKER = """
 import json, sys
 import torch.distributed as dist
-from tinygpt.data_documents import Documents
-from tinygpt.data_stream import StreamLoader
+from tinygpt.data.documents import Documents
+from tinygpt.data.stream import StreamLoader
 from tinygpt.tokenizer import ByteTokenizer
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 texts = [f"document {i} " * (i % 5 + 1) for i in range(60)]
-loader = StreamLoader(Documents([], texts=texts, chunk_rows=7), ByteTokenizer(), 4, 16, rank=rank, world_size=2)
+documents = Documents([], texts=texts, chunk_rows=7)
+loader = StreamLoader(documents, ByteTokenizer(), 4, 16, rank=rank, world_size=2)
 for _ in range(9):
     next(loader)
 json.dump(loader.state_dict(), open(f"{folder}/{rank}.json", "w"))

@@ -1,17 +1,123 @@
 import hashlib
 import json
-import pickle
+import urllib.error
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.data.tokens import Corpus, Shards, open_token_data, prepare, token_dtype, write_token_data
-from tinygpt.data.windows import RandomLoader, read_windows, to_batch
+import tinygpt.data.tokens as tokens_module
+from tinygpt.data.tokens import (
+    Corpus,
+    Shards,
+    build_tokenizer,
+    cache_folder,
+    hold_out,
+    load_corpus,
+    open_token_data,
+    prepare,
+    shakespeare,
+    token_dtype,
+    write_token_data,
+)
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
+
+# corpora
+
+
+def test_sotu_holds_out_whole_addresses_and_loses_none():
+    corpus = load_corpus("sotu")
+    assert len(corpus.train) == 237 and len(corpus.val) == 12
+    assert not set(corpus.train) & set(corpus.val)
+    assert sum(len(d.encode()) for d in corpus.train + corpus.val) == 12_185_751
+    assert corpus.train[0].startswith("Fellow-Citizens of the Senate and House of Representatives")
+
+
+@given(st.lists(st.text(min_size=1), min_size=2, max_size=60))
+def test_hold_out_splits_documents_without_loss(documents):
+    train, val = hold_out(documents)
+    assert train and val and sorted(train + val) == sorted(documents)
+
+
+def test_one_document_is_split_as_nanogpt_splits_tiny_shakespeare():
+    text = "".join(chr(33 + i % 90) for i in range(1_115_394))
+    (train,), (val,) = hold_out([text])
+    assert (len(train), len(val)) == (1_003_854, 111_540) and train + val == text
+
+
+@pytest.mark.parametrize("content, words", [(b"", "empty"), (b"ab\xff\xfe", "UTF-8")])
+def test_text_that_cannot_be_used_is_refused(tmp_path, content, words):
+    (tmp_path / "x.txt").write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        load_corpus(str(tmp_path / "x.txt"))
+
+
+def test_a_path_that_is_missing_and_a_folder_without_text_are_refused(tmp_path):
+    with pytest.raises(UserError, match="neither a corpus"):
+        load_corpus(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="no .txt file"):
+        load_corpus(str(tmp_path))
+
+
+def test_a_folder_of_text_files_is_one_document_a_file(tmp_path):
+    for i in range(15):
+        (tmp_path / f"{i:02d}.txt").write_text(f"file {i}")
+    corpus = load_corpus(str(tmp_path))
+    assert corpus.val == ["file 10"] and len(corpus.train) == 14
+
+
+def test_line_ends_are_left_as_they_are(tmp_path):
+    (tmp_path / "w.txt").write_bytes(b"one\r\ntwo\r\n" * 10)
+    corpus = load_corpus(str(tmp_path / "w.txt"))
+    assert "".join(corpus.train + corpus.val).encode() == b"one\r\ntwo\r\n" * 10
+
+
+def test_shakespeare_offline_says_where_to_put_the_file(monkeypatch, cache):
+    def offline(*args, **kwargs):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(tokens_module.urllib.request, "urlopen", offline)
+    with pytest.raises(UserError, match="tinyshakespeare.txt"):
+        shakespeare()
+
+
+def test_shakespeare_that_is_not_shakespeare_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path))
+    (tmp_path / "tinyshakespeare.txt").write_text("To be or not")
+    with pytest.raises(UserError, match="sha256"):
+        shakespeare()
+
+
+def test_a_tokenizer_is_trained_on_the_training_documents_alone(tmp_path):
+    for i in range(15):
+        (tmp_path / f"{i:02d}.txt").write_text("held out " * 50 if i == 10 else "training text " * 50)
+    corpus = load_corpus(str(tmp_path))
+    merged = build_tokenizer("bpe", corpus, 265).vocab[256:-1]
+    assert len(merged) == 8 and all(token in b"training text training text" for token in merged)
+    assert build_tokenizer("byte", None).n_vocab == 257
+    with pytest.raises(UserError, match="wordpiece"):
+        build_tokenizer("wordpiece", corpus)
+
+
+def test_a_fingerprint_sees_where_documents_end_and_on_which_side_they_are():
+    splits = [
+        (["ab", "c"], ["d"]),
+        (["a", "bc"], ["d"]),
+        (["abc"], ["d"]),
+        (["ab"], ["c", "d"]),
+        (["ab", "c", "d"], []),
+    ]
+    assert len({Corpus("c", train, val, "").fingerprint() for train, val in splits}) == len(splits)
+
+
+def test_a_tokenizer_learns_nothing_from_a_held_out_text_however_long():
+    corpus = Corpus("c", ["ab " * 50], ["xy" * 5000], "")
+    assert build_tokenizer("bpe", corpus, 259).vocab[256:-1] == [b"ab", b" ab"]
+
+
+# token files
 
 
 @pytest.fixture
@@ -31,59 +137,6 @@ def test_a_train_bin_is_nanogpts_format(folder):
         "bytes": 11,
         "shards": [{"file": "train.bin", "tokens": 13, "sha256": digest}],
     }
-
-
-def nanogpt_batch(path, batch_size, block_size):
-    "Open and cut as nanoGPT's get_batch does, in other words."
-    tokens = np.memmap(path, dtype=np.uint16, mode="r")
-    starts = torch.randint(len(tokens) - block_size, (batch_size,)).tolist()
-    cut = lambda shift: torch.stack(
-        [torch.tensor(tokens[i + shift : i + shift + block_size].astype(np.int64)) for i in starts]
-    )
-    return cut(0), cut(1)
-
-
-def test_our_files_train_in_nanogpt_and_its_files_train_here(tmp_path, words):
-    ours = prepare(str(words), "byte")
-    x, y = nanogpt_batch(ours.folder / "train.bin", 4, 16)
-    assert torch.equal(x[:, 1:], y[:, :-1]) and int(x.max()) < ours.tokenizer.n_vocab
-    # by characters, with the meta.pkl that its prepare.py writes
-    text = words.read_text()
-    chars = sorted(set(text))
-    stoi, itos = {c: i for i, c in enumerate(chars)}, dict(enumerate(chars))
-    cut = int(len(text) * 0.9)
-    for name, part in (("train", text[:cut]), ("val", text[cut:])):
-        np.array([stoi[c] for c in part], dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(chars), "itos": itos, "stoi": stoi}))
-    theirs = prepare(str(tmp_path), "bpe")
-    assert (
-        theirs.tokenizer.decode(theirs.val[:].tolist()) == text[cut:]
-        and theirs.tokenizer.n_vocab == len(chars) + 1
-    )
-    assert theirs.meta["splits"]["train"]["bytes"] == cut
-    x, y = next(RandomLoader(theirs.train, 4, 16))
-    assert theirs.tokenizer.decode(x[0]) in text
-
-
-def test_nanogpts_gpt2_files_open_with_the_gpt2_vocabulary_and_need_to_be_told_so(tmp_path):
-    for name in ("train", "val"):
-        np.array([31373, 995, 50256] * 5, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-    with pytest.raises(UserError, match="--tokenizer gpt2"):
-        prepare(str(tmp_path), "bpe")
-    data = prepare(str(tmp_path), "gpt2")
-    assert data.tokenizer.decode(data.train[:3].tolist()) == "hello world"
-    with pytest.raises(UserError, match="50256.*another tokenizer"):
-        prepare(str(tmp_path), "byte")
-    (tmp_path / "val.bin").unlink()
-    with pytest.raises(UserError, match="val.bin is missing"):
-        prepare(str(tmp_path), "gpt2")
-
-
-def test_a_meta_pkl_that_would_run_code_is_refused(tmp_path):
-    (tmp_path / "train.bin").write_bytes(b"\0\0" * 10)
-    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": print}))
-    with pytest.raises(UserError, match="builtins.print"):
-        prepare(str(tmp_path), "gpt2")
 
 
 def test_other_kinds_of_files_are_led_to_the_command_that_prepares_them(tmp_path):
@@ -130,9 +183,17 @@ def damage(folder, how):
 
 @pytest.mark.parametrize(
     "how, named",
-    [("truncated", "train.bin"), ("missing", "val.bin"), ("longer", "train.bin"), ("another tokenizer", "tokenizer.json"),
-     ("another vocabulary", "vocab_size 300"), ("ids too large", "60000"), ("no json", "meta.json"), ("no splits", "meta.json")],
-)  # fmt: skip
+    [
+        ("truncated", "train.bin"),
+        ("missing", "val.bin"),
+        ("longer", "train.bin"),
+        ("another tokenizer", "tokenizer.json"),
+        ("another vocabulary", "vocab_size 300"),
+        ("ids too large", "60000"),
+        ("no json", "meta.json"),
+        ("no splits", "meta.json"),
+    ],
+)
 def test_a_broken_token_folder_is_refused_and_the_fault_named(folder, how, named):
     damage(folder, how)
     with pytest.raises(UserError, match=named):
@@ -148,6 +209,23 @@ def test_prepare_builds_once_and_again_when_the_text_changes(words, cache):
     assert prepare(str(words), "char").folder not in (first.folder, prepare(str(words), "byte").folder)
 
 
+def test_a_folder_of_the_cache_has_another_name_for_another_text_or_another_tokenizer(tmp_path, cache):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    ByteTokenizer().save(tmp_path / "one/my.json")
+    CharTokenizer.train("abc").save(tmp_path / "two/my.json")
+    folders = [
+        cache_folder("c", "bpe", 4096, "text"),
+        cache_folder("c", "bpe", 4096, "other text"),
+        cache_folder("c", "bpe", 300, "text"),
+        cache_folder("c", "byte", 4096, "text"),
+        cache_folder("c", str(tmp_path / "one/my.json"), 4096, "text"),
+        cache_folder("c", str(tmp_path / "two/my.json"), 4096, "text"),
+    ]
+    assert len(set(folders)) == len(folders)
+    assert cache_folder("c", "byte", 300, "text") == folders[3]  # a vocabulary is of bpe only
+
+
 def test_prepare_opens_a_token_folder_as_it_is(folder):
     assert prepare(str(folder), "gpt2").tokenizer.fingerprint == ByteTokenizer().fingerprint
 
@@ -159,69 +237,49 @@ def test_a_tokenizer_file_can_be_used_on_other_text(words, tmp_path):
         prepare(str(words), "wordpiece")
 
 
-# the loader
+def test_the_last_id_of_the_vocabulary_is_taken_and_the_next_one_refused(folder):
+    np.full(13, 256, dtype="<u2").tofile(folder / "train.bin")
+    assert open_token_data(folder).train.tolist() == [256] * 13
+    np.full(13, 257, dtype="<u2").tofile(folder / "train.bin")
+    with pytest.raises(UserError, match="257"):
+        open_token_data(folder)
 
 
-TOKENS = np.arange(1000, dtype=np.uint16)
+# several files as one array
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 10**9), st.integers(0, 10**12), st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_the_global_batch_does_not_depend_on_the_number_of_ranks(seed, step, world_size):
-    whole = RandomLoader(TOKENS, 12, 7, seed)
-    whole.load_state_dict({"step": step})
-    parts = [RandomLoader(TOKENS, 12, 7, seed, rank, world_size) for rank in range(world_size)]
-    for part in parts:
-        part.load_state_dict({"step": step})
-    x, y = next(whole)
-    assert torch.equal(torch.cat([next(p)[0] for p in parts]), x)
-    assert torch.equal(x[:, 1:], y[:, :-1])
+def cut(tokens, size):
+    "The tokens as shards of `size`, the last one shorter."
+    return Shards([tokens[i : i + size] for i in range(0, len(tokens), size)])
 
 
-def test_resuming_at_every_step_equals_not_stopping():
-    loader = RandomLoader(TOKENS, 4, 8, seed=5)
-    straight, states = [], []
-    for _ in range(20):
-        states.append(loader.state_dict())
-        straight.append(next(loader))
-    for state, (x, y) in zip(states, straight):
-        resumed = RandomLoader(TOKENS, 4, 8, seed=5, device="cpu")
-        resumed.load_state_dict(json.loads(json.dumps(state)))
-        x2, y2 = next(resumed)
-        assert torch.equal(x, x2) and torch.equal(y, y2)
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.integers(-70, 70),
+    st.integers(-70, 70),
+    st.sampled_from([1, 1, 1, 2, -1, -3]),
+)
+def test_slices_of_shards_are_those_of_one_array(n, size, start, stop, step):
+    tokens = np.arange(n, dtype=np.uint16)
+    assert cut(tokens, size)[start:stop:step].tolist() == tokens[start:stop:step].tolist()
 
 
-def test_steps_and_seeds_give_different_windows():
-    a, b = RandomLoader(TOKENS, 8, 8, seed=1), RandomLoader(TOKENS, 8, 8, seed=2)
-    assert len({tuple(a.starts(s)) for s in range(100)} | {tuple(b.starts(s)) for s in range(100)}) == 200
-
-
-def test_windows_reach_both_ends_of_the_tokens_and_no_further():
-    loader = RandomLoader(np.arange(12), 64, 8)
-    starts = np.concatenate([loader.starts(s) for s in range(20)])
-    assert set(starts) == {0, 1, 2, 3}  # the last target of window 3 is token 11
-
-
-def test_windows_are_uniform():
-    loader = RandomLoader(np.arange(108), 1000, 8)
-    counts = np.bincount(np.concatenate([loader.starts(s) for s in range(50)]), minlength=100)
-    chi2 = ((counts - 500) ** 2 / 500).sum()  # 99 degrees of freedom: mean 99, standard deviation 14
-    assert 50 < chi2 < 160
-
-
-def test_a_corpus_shorter_than_a_block_and_a_batch_that_does_not_divide_are_refused():
-    with pytest.raises(UserError, match="block"):
-        RandomLoader(np.arange(8), 4, 8)
-    with pytest.raises(UserError, match="3 ranks"):
-        RandomLoader(TOKENS, 4, 8, world_size=3)
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
-def test_batches_arrive_on_the_gpu_unchanged():
-    a, b = RandomLoader(TOKENS, 4, 8), RandomLoader(TOKENS, 4, 8, device="cuda")
-    for _ in range(5):
-        assert torch.equal(next(a)[0], next(b)[0].cpu())
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 20), st.data())
+def test_gathers_from_shards_are_those_of_one_array(n, size, data):
+    tokens = np.arange(n, dtype=np.uint16) + 7
+    places = np.array(
+        data.draw(st.lists(st.lists(st.integers(-n, n - 1), min_size=2, max_size=2), min_size=1, max_size=5))
+    )
+    shards = cut(tokens, size)
+    assert (shards[places] == tokens[places]).all() and shards[places].dtype == np.uint16
+    assert (
+        shards[int(places[0, 0])] == tokens[places[0, 0]]
+        and shards.tolist() == tokens.tolist()
+        and len(shards) == n
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -232,21 +290,3 @@ def test_token_files_one_after_the_other_read_as_one_array(cuts, part, places):
     assert len(shards) == 40 and shards.dtype == whole.dtype
     assert shards[part].tolist() == whole[part].tolist()
     assert shards[np.array(places, dtype=int)].tolist() == whole[np.array(places, dtype=int)].tolist()
-
-
-def test_behind_the_last_token_there_is_padding_that_is_no_id_and_no_target():
-    rows = read_windows(np.arange(10, 20), np.array([0, 7]), 5)
-    assert rows.tolist() == [[10, 11, 12, 13, 14], [17, 18, 19, -100, -100]]
-    x, y = to_batch(rows, torch.device("cpu"))
-    assert x.tolist() == [[10, 11, 12, 13], [17, 18, 19, 0]] and y.tolist() == [
-        [11, 12, 13, 14],
-        [18, 19, -100, -100],
-    ]
-
-
-def test_the_last_id_of_the_vocabulary_is_taken_and_the_next_one_refused(folder):
-    np.full(13, 256, dtype="<u2").tofile(folder / "train.bin")
-    assert open_token_data(folder).train.tolist() == [256] * 13
-    np.full(13, 257, dtype="<u2").tofile(folder / "train.bin")
-    with pytest.raises(UserError, match="257"):
-        open_token_data(folder)

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinygpt.data.tokens import Shards
-from tinygpt.data.windows import RandomLoader, ShardLoader, permute
+from tinygpt.data.windows import RandomLoader, ShardLoader, permute, read_windows, to_batch
 from tinygpt.support import UserError
+
+TOKENS = np.arange(1000, dtype=np.uint16)
 
 
 def cut(tokens, size):
@@ -22,6 +24,85 @@ def pairs(batches):
     return Counter(
         (a, b) for x, y in batches for a, b in zip(x.flatten().tolist(), y.flatten().tolist()) if b != -100
     )
+
+
+# windows at random places
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**9), st.integers(0, 10**12), st.sampled_from([1, 2, 3, 4, 6, 12]))
+def test_the_global_batch_does_not_depend_on_the_number_of_ranks(seed, step, world_size):
+    whole = RandomLoader(TOKENS, 12, 7, seed)
+    whole.load_state_dict({"step": step})
+    parts = [RandomLoader(TOKENS, 12, 7, seed, rank, world_size) for rank in range(world_size)]
+    for part in parts:
+        part.load_state_dict({"step": step})
+    x, y = next(whole)
+    assert torch.equal(torch.cat([next(p)[0] for p in parts]), x)
+    assert torch.equal(x[:, 1:], y[:, :-1])
+
+
+def test_resuming_at_every_step_equals_not_stopping():
+    loader = RandomLoader(TOKENS, 4, 8, seed=5)
+    straight, states = [], []
+    for _ in range(20):
+        states.append(loader.state_dict())
+        straight.append(next(loader))
+    for state, (x, y) in zip(states, straight):
+        resumed = RandomLoader(TOKENS, 4, 8, seed=5, device="cpu")
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        x2, y2 = next(resumed)
+        assert torch.equal(x, x2) and torch.equal(y, y2)
+
+
+def test_steps_and_seeds_give_different_windows():
+    a, b = RandomLoader(TOKENS, 8, 8, seed=1), RandomLoader(TOKENS, 8, 8, seed=2)
+    assert len({tuple(a.starts(s)) for s in range(100)} | {tuple(b.starts(s)) for s in range(100)}) == 200
+
+
+def test_windows_reach_both_ends_of_the_tokens_and_no_further():
+    loader = RandomLoader(np.arange(12), 64, 8)
+    starts = np.concatenate([loader.starts(s) for s in range(20)])
+    assert set(starts) == {0, 1, 2, 3}  # the last target of window 3 is token 11
+
+
+def test_windows_are_uniform():
+    loader = RandomLoader(np.arange(108), 1000, 8)
+    counts = np.bincount(np.concatenate([loader.starts(s) for s in range(50)]), minlength=100)
+    chi2 = ((counts - 500) ** 2 / 500).sum()  # 99 degrees of freedom: mean 99, standard deviation 14
+    assert 50 < chi2 < 160
+
+
+def test_a_corpus_shorter_than_a_block_and_a_batch_that_does_not_divide_are_refused():
+    with pytest.raises(UserError, match="block"):
+        RandomLoader(np.arange(8), 4, 8)
+    with pytest.raises(UserError, match="3 ranks"):
+        RandomLoader(TOKENS, 4, 8, world_size=3)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+def test_batches_arrive_on_the_gpu_unchanged():
+    a, b = RandomLoader(TOKENS, 4, 8), RandomLoader(TOKENS, 4, 8, device="cuda")
+    for _ in range(5):
+        assert torch.equal(next(a)[0], next(b)[0].cpu())
+
+
+def test_a_random_window_may_cross_from_shard_to_shard():
+    a, b = RandomLoader(np.arange(100), 32, 7), RandomLoader(cut(np.arange(100), 9), 32, 7)
+    for _ in range(10):
+        assert torch.equal(next(a)[1], next(b)[1])
+
+
+def test_behind_the_last_token_there_is_padding_that_is_no_id_and_no_target():
+    rows = read_windows(np.arange(10, 20), np.array([0, 7]), 5)
+    assert rows.tolist() == [[10, 11, 12, 13, 14], [17, 18, 19, -100, -100]]
+    x, y = to_batch(rows, torch.device("cpu"))
+    assert x.tolist() == [[10, 11, 12, 13], [17, 18, 19, 0]]
+    assert y.tolist() == [[11, 12, 13, 14], [18, 19, -100, -100]]
+
+
+# windows of a grid, each once
 
 
 @settings(max_examples=60, deadline=None)
@@ -37,10 +118,8 @@ def pairs(batches):
 def test_in_each_epoch_every_pair_of_adjacent_tokens_is_trained_on_once(
     n, shard, rows, T, world_size, shuffle, seed
 ):
-    tokens, B = (
-        np.arange(n, dtype=np.uint16),
-        rows * world_size,
-    )  # every token another id: a pair says where it is from
+    tokens = np.arange(n, dtype=np.uint16)  # every token another id: a pair says where it is from
+    B = rows * world_size
     ranks = [
         ShardLoader(cut(tokens, shard), B, T, seed, r, world_size, shuffle=shuffle) for r in range(world_size)
     ]
@@ -78,8 +157,10 @@ def test_the_global_batch_is_the_same_for_one_to_five_ranks_and_for_any_cut_into
 def test_resuming_at_every_batch_of_two_epochs_on_another_number_of_ranks_equals_not_stopping(
     n, T, seed, worlds
 ):
-    tokens, (before, after) = np.arange(n, dtype=np.uint16), worlds
-    ranks, straight, states = [ShardLoader(tokens, 6, T, seed, r, before) for r in range(before)], [], []
+    tokens = np.arange(n, dtype=np.uint16)
+    before, after = worlds
+    ranks = [ShardLoader(tokens, 6, T, seed, r, before) for r in range(before)]
+    straight, states = [], []
     while ranks[0].epoch <= 2:
         assert all(r.state_dict() == ranks[0].state_dict() for r in ranks)
         states.append(ranks[0].state_dict())
@@ -99,14 +180,17 @@ def test_a_run_may_go_on_with_another_batch_size():
     large.load_state_dict(small.state_dict())
     rest = [next(large) for _ in range(3)]
     assert small.n_windows == 33 and sum(pairs(first + rest).values()) > 90
-    assert (
-        max(pairs(first + rest[:2] + [(x[:1], y[:1]) for x, y in rest[2:]]).values()) == 1
-    )  # 8 + 24 + 1 windows: one epoch
+    one_epoch = first + rest[:2] + [(x[:1], y[:1]) for x, y in rest[2:]]  # 8 + 24 + 1 windows
+    assert max(pairs(one_epoch).values()) == 1
 
 
 def test_epochs_and_seeds_differ_in_order_where_shuffled_and_not_where_not():
     tokens = np.arange(1001, dtype=np.uint16)
-    orders = lambda **kw: [tuple(ShardLoader(tokens, 1, 10, **kw).starts(100 * e, 100)) for e in range(3)]
+
+    def orders(**kw):
+        loader = ShardLoader(tokens, 1, 10, **kw)
+        return [tuple(loader.starts(100 * epoch, 100)) for epoch in range(3)]
+
     assert len({*orders(seed=0), *orders(seed=1)}) == 6
     assert set(orders(shuffle=False)) == {tuple(range(0, 1000, 10))}
 
@@ -127,9 +211,8 @@ def test_any_place_of_a_huge_permutation_can_be_asked_for_alone():
 
 def test_permutations_of_a_few_things_are_all_about_equally_frequent():
     counts = Counter(tuple(permute(np.arange(4), 4, (0, key)).tolist()) for key in range(4800))
-    chi2 = sum(
-        (counts[p] - 200) ** 2 / 200 for p in counts
-    )  # 24 orders, 23 degrees of freedom: mean 23, standard deviation 7
+    # 24 orders, 23 degrees of freedom: mean 23, standard deviation 7
+    chi2 = sum((counts[p] - 200) ** 2 / 200 for p in counts)
     assert len(counts) == 24 and chi2 < 60
 
 
@@ -137,15 +220,18 @@ def test_neighbours_end_up_as_far_from_each_other_as_in_a_true_shuffle():
     n = 10_000
     steps = np.abs(np.diff(permute(np.arange(n), n, (1, 2))))
     true = np.abs(np.diff(np.random.default_rng(0).permutation(n)))
-    assert (
-        abs(steps.mean() - n / 3) < 0.03 * n / 3 and abs(np.median(steps) - np.median(true)) < 0.05 * n
-    )  # n / 3 for random pairs
+    assert abs(steps.mean() - n / 3) < 0.03 * n / 3  # n / 3 for random pairs
+    assert abs(np.median(steps) - np.median(true)) < 0.05 * n
 
 
 def test_a_state_of_other_data_or_another_order_is_refused_and_the_difference_named():
     state = ShardLoader(np.arange(100), 2, 4).state_dict()
-    for other, word in [(ShardLoader(np.arange(101), 2, 4), "tokens"), (ShardLoader(np.arange(100), 2, 5), "block_size"),
-                        (ShardLoader(np.arange(100), 2, 4, seed=1), "seed"), (ShardLoader(np.arange(100), 2, 4, shuffle=False), "shuffle")]:  # fmt: skip
+    for other, word in [
+        (ShardLoader(np.arange(101), 2, 4), "tokens"),
+        (ShardLoader(np.arange(100), 2, 5), "block_size"),
+        (ShardLoader(np.arange(100), 2, 4, seed=1), "seed"),
+        (ShardLoader(np.arange(100), 2, 4, shuffle=False), "shuffle"),
+    ]:
         with pytest.raises(UserError, match=f"with {word} ="):
             other.load_state_dict(state)
 
@@ -169,41 +255,3 @@ def test_build_nanogpts_arithmetic_loses_the_tails_and_ours_does_not():
     loader = ShardLoader(cut(np.arange(n, dtype=np.uint16), shard), B, T)
     ours = pairs(next(loader) for _ in range(-(-loader.n_windows // B)))
     assert len(ours) == n - 1
-
-
-# several files as one array
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.integers(1, 60),
-    st.integers(1, 20),
-    st.integers(-70, 70),
-    st.integers(-70, 70),
-    st.sampled_from([1, 1, 1, 2, -1, -3]),
-)
-def test_slices_of_shards_are_those_of_one_array(n, size, start, stop, step):
-    tokens = np.arange(n, dtype=np.uint16)
-    assert cut(tokens, size)[start:stop:step].tolist() == tokens[start:stop:step].tolist()
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 20), st.data())
-def test_gathers_from_shards_are_those_of_one_array(n, size, data):
-    tokens = np.arange(n, dtype=np.uint16) + 7
-    places = np.array(
-        data.draw(st.lists(st.lists(st.integers(-n, n - 1), min_size=2, max_size=2), min_size=1, max_size=5))
-    )
-    shards = cut(tokens, size)
-    assert (shards[places] == tokens[places]).all() and shards[places].dtype == np.uint16
-    assert (
-        shards[int(places[0, 0])] == tokens[places[0, 0]]
-        and shards.tolist() == tokens.tolist()
-        and len(shards) == n
-    )
-
-
-def test_a_random_window_may_cross_from_shard_to_shard():
-    a, b = RandomLoader(np.arange(100), 32, 7), RandomLoader(cut(np.arange(100), 9), 32, 7)
-    for _ in range(10):
-        assert torch.equal(next(a)[1], next(b)[1])

@@ -13,8 +13,8 @@ from tinygpt.ddp.world import World
 SCRIPT = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
-from tinygpt.ddp_launch import close_world, init_world
-from tinygpt.ddp_watchdog import Watchdog
+from tinygpt.ddp.watchdog import Watchdog
+from tinygpt.ddp.world import init_world
 
 who, how, patience = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 world = init_world("cpu")
@@ -41,11 +41,15 @@ def script(tmp_path):
     return path
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
 def torchrun(script, nproc, who, how, patience=20):
     "(return code, stdout, stderr, seconds) of the script under torchrun."
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc), str(script),
-                           str(who), how, str(patience)], capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    words = [*TORCHRUN, str(nproc), str(script), str(who), how, str(patience)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, env=ENV)
     return done.returncode, done.stdout, done.stderr, time.monotonic() - start
 
 
@@ -62,11 +66,8 @@ def test_a_killed_rank_ends_all_and_a_survivor_names_it_before_torchrun_does(scr
     code, out, err, seconds = torchrun(script, 3, who, "kill")
     line, before_banner = the_line(err)
     pid = re.search(r"pid (\d+)", out)[1]
-    assert (
-        line.startswith(f"rank {who} (")
-        and f"pid {pid}) is gone" in line
-        and line.endswith("last good checkpoint: runs/a/step_10")
-    )
+    assert line.startswith(f"rank {who} (") and f"pid {pid}) is gone" in line
+    assert line.endswith("last good checkpoint: runs/a/step_10")
     assert code != 0 and before_banner and "ChildFailedError" in err and seconds < 60
 
 
@@ -85,8 +86,8 @@ def test_a_rank_that_ends_without_a_word_is_gone_but_one_that_is_done_is_not(scr
 
 
 def test_a_run_that_is_told_to_end_ends_and_nobody_is_called_dead(script):
-    run = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), "1", "hang", "20"],
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    words = [*TORCHRUN, "2", str(script), "1", "hang", "20"]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
     try:
         assert run.stdout.readline().startswith("pid ")
         run.terminate()  # torchrun passes it on
@@ -98,25 +99,24 @@ def test_a_run_that_is_told_to_end_ends_and_nobody_is_called_dead(script):
 
 @pytest.mark.skipif(why_not() is not None, reason=f"no two hosts: {why_not()}")
 def test_a_cable_that_is_pulled_ends_the_ranks_on_both_sides_and_each_machine_says_why(script):
+    dead = r"^rank 1 \(host1.* no sign of life.*$|^the machine of rank 0.*$"
+
+    def told():
+        return both[0].out.read_text() + both[1].out.read_text()
+
     with TwoHosts() as hosts:
         both = hosts.start_torchrun(str(script), 1, "hang", 4)
         start = time.monotonic()
-        while (
-            "pid" not in both[0].out.read_text() + both[1].out.read_text() and time.monotonic() - start < 60
-        ):
+        while "pid" not in told() and time.monotonic() - start < 60:
             time.sleep(0.1)
         hosts.pull_the_cable()
-        said, start = [], time.monotonic()
+        said = []
+        start = time.monotonic()
         while len(said) < 2 and time.monotonic() - start < 60:  # torchrun itself takes longer to give up
-            said = re.findall(
-                r"^rank 1 \(host1.* no sign of life.*$|^the machine of rank 0.*$",
-                both[0].out.read_text() + both[1].out.read_text(),
-                re.M,
-            )
+            said = re.findall(dead, told(), re.M)
             time.sleep(0.1)
-    assert len(said) == 2 and all(line.endswith("last good checkpoint: runs/a/step_10") for line in said), (
-        said
-    )
+    assert len(said) == 2, said
+    assert all(line.endswith("last good checkpoint: runs/a/step_10") for line in said), said
 
 
 def test_alone_a_watchdog_is_nothing():
@@ -135,12 +135,10 @@ class FakeStore(dict):
 
 def heart(size=3, patience=2.0):
     h = _Heart.__new__(_Heart)
-    h.rank, h.size, h.patience, h.interval, h.machine = 0, size, patience, 0.5, "0"
-    h.store, h.seen, h.silent = (
-        FakeStore({f"beat/{r}": "1 running" for r in range(size)}),
-        [""] * size,
-        [0] * size,
-    )
+    h.rank, h.size, h.machine = 0, size, "0"
+    h.patience, h.interval = patience, 0.5
+    h.seen, h.silent = [""] * size, [0] * size
+    h.store = FakeStore({f"beat/{r}": "1 running" for r in range(size)})
     h.who = [[str(r), f"host{r}", "1"] for r in range(size)]  # each on a machine of its own
     return h
 
@@ -184,7 +182,5 @@ def test_a_process_number_means_something_on_its_own_machine_only():
     h.who[1][2] = str(2**31 - 2)  # nobody has this number here
     assert h.look() is None
     h.who[1][0] = h.machine
-    assert (
-        h.look()
-        == f"rank 1 (host1, pid {2**31 - 2}) is gone: its process ended without a word (killed, or out of memory?)"
-    )
+    end = "is gone: its process ended without a word (killed, or out of memory?)"
+    assert h.look() == f"rank 1 (host1, pid {2**31 - 2}) {end}"

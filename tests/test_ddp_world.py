@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from two_hosts import TwoHosts, why_not
 
-from tinygpt.ddp import world as ddp_launch
-from tinygpt.ddp.__main__ import main
+from tinygpt.ddp import world as ddp_world
 from tinygpt.ddp.world import World, check_world, close_world, connect_store, init_world, run_processes
 from tinygpt.support import UserError
 
@@ -26,7 +24,6 @@ ENV = (
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +34,7 @@ def nobody_is_left(monkeypatch):
     assert not multiprocessing.active_children()
 
 
-# in the processes ---------------------------------------------------------------------------------------------------
+# in the processes ----------------------------------------------------------------------------------------
 
 
 def several_things(world, factor):
@@ -51,8 +48,14 @@ def several_things(world, factor):
     close_world()
     once_more = init_world("cpu")
     dist.all_reduce(t)
-    return {"world": world, "same": [again == world, once_more == world], "sum": factor * t, "threads": torch.get_num_threads(),
-            "a": keys[0].get("a").decode(), "pid": os.getpid()}  # fmt: skip
+    return {
+        "world": world,
+        "same": [again == world, once_more == world],
+        "sum": factor * t,
+        "threads": torch.get_num_threads(),
+        "a": keys[0].get("a").decode(),
+        "pid": os.getpid(),
+    }
 
 
 def rank_1_does(world, what, folder):
@@ -78,7 +81,7 @@ def ended(folder):
     return False
 
 
-# tests --------------------------------------------------------------------------------------------------------------
+# tests ---------------------------------------------------------------------------------------------------
 
 
 def test_without_torchrun_a_process_is_alone_and_there_is_no_group():
@@ -89,13 +92,25 @@ def test_without_torchrun_a_process_is_alone_and_there_is_no_group():
     close_world()  # nothing to leave, no error
 
 
-@pytest.mark.parametrize("env, words", [
-    ({"WORLD_SIZE": "2"}, ["WORLD_SIZE = 2", "RANK", "LOCAL_RANK", "MASTER_ADDR", "not: start with torchrun"]),
-    ({"RANK": "0"}, ["RANK = 0", "WORLD_SIZE", "torchrun"]),
-    ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, ["MASTER_PORT, MASTER_ADDR not", "torchrun"]),
-    ({"RANK": "two", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, ["RANK = 'two'", "no number"]),
-    ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, ["RANK = 2 is not below WORLD_SIZE = 2"]),
-])  # fmt: skip
+PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    "env, words",
+    [
+        (
+            {"WORLD_SIZE": "2"},
+            ["WORLD_SIZE = 2", "RANK", "LOCAL_RANK", "MASTER_ADDR", "not: start with torchrun"],
+        ),
+        ({"RANK": "0"}, ["RANK = 0", "WORLD_SIZE", "torchrun"]),
+        (
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
+            ["MASTER_PORT, MASTER_ADDR not", "torchrun"],
+        ),
+        (PLACE | {"RANK": "two"}, ["RANK = 'two'", "no number"]),
+        (PLACE | {"RANK": "2"}, ["RANK = 2 is not below WORLD_SIZE = 2"]),
+    ],
+)
 def test_a_half_set_environment_is_one_clear_sentence(monkeypatch, env, words):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
@@ -109,28 +124,24 @@ def test_each_process_takes_the_gpu_of_its_local_rank_and_too_few_gpus_are_refus
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    assert ddp_launch._pick_device("auto", 3, 4) == torch.device("cuda:3") == taken[-1]
-    assert ddp_launch._pick_device("cuda", 2, 4) == torch.device("cuda:2")
-    assert ddp_launch._pick_device("cuda:1", 0, None) == torch.device("cuda:1")  # alone: as asked
-    with pytest.raises(
-        UserError,
-        match="8 processes on this machine want a GPU each, and it has 4: start with --nproc-per-node 4",
-    ):
-        ddp_launch._pick_device("auto", 0, 8)
+    assert ddp_world._pick_device("auto", 3, 4) == torch.device("cuda:3") == taken[-1]
+    assert ddp_world._pick_device("cuda", 2, 4) == torch.device("cuda:2")
+    assert ddp_world._pick_device("cuda:1", 0, None) == torch.device("cuda:1")  # alone: as asked
+    too_few = "8 processes on this machine want a GPU each, and it has 4: start with --nproc-per-node 4"
+    with pytest.raises(UserError, match=too_few):
+        ddp_world._pick_device("auto", 0, 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert ddp_launch._pick_device("auto", 0, 2) == torch.device(
-        "cpu"
-    )  # also where there is MPS, which has no collectives
+    # also where there is MPS, which has no collectives
+    assert ddp_world._pick_device("auto", 0, 2) == torch.device("cpu")
 
 
 def test_two_calls_at_once_each_get_their_own_results_in_order_of_rank():
     results = {}
-    calls = [
-        threading.Thread(
-            target=lambda n=n: results.update({n: run_processes(several_things, n, 10.0, timeout=100)})
-        )
-        for n in (1, 3)
-    ]
+
+    def call_with(n):
+        results[n] = run_processes(several_things, n, 10.0, timeout=100)
+
+    calls = [threading.Thread(target=call_with, args=(n,)) for n in (1, 3)]
     for call in calls:
         call.start()
     for call in calls:
@@ -139,10 +150,8 @@ def test_two_calls_at_once_each_get_their_own_results_in_order_of_rank():
     for n, total in ((1, 1.0), (3, 18.0)):
         for rank, found in enumerate(results[n]):
             assert found["world"] == World(rank, rank, n, torch.device("cpu"))
-            assert found["same"] == [
-                True,
-                True,
-            ]  # a second init_world finds the group; after close_world it makes a new one
+            # a second init_world finds the group; after close_world it makes a new one
+            assert found["same"] == [True, True]
             assert found["sum"].item() == 10 * total and found["threads"] == 1
             assert found["a"] == "first"  # two connections do not see each other's keys
             pids.add(found["pid"])
@@ -150,19 +159,20 @@ def test_two_calls_at_once_each_get_their_own_results_in_order_of_rank():
     assert "RANK" not in os.environ
 
 
-@pytest.mark.parametrize("what, words, timeout", [
-    ("exit", ["rank 1 ended by itself with exit code 3"], 100),
-    ("raise", ["rank 1 failed", "the dog ate it", "rank_1_does"], 100),
-    ("kill", ["rank 1 was ended by SIGKILL"], 100),
-    ("hang", ["no end after 20 s", "[0, 1]", "rank 1:", "rank_1_does"], 20),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "what, words, timeout",
+    [
+        ("exit", ["rank 1 ended by itself with exit code 3"], 100),
+        ("raise", ["rank 1 failed", "the dog ate it", "rank_1_does"], 100),
+        ("kill", ["rank 1 was ended by SIGKILL"], 100),
+        ("hang", ["no end after 20 s", "[0, 1]", "rank 1:", "rank_1_does"], 20),
+    ],
+)
 def test_a_rank_that_fails_ends_all_and_is_named(what, words, timeout, tmp_path):
     with pytest.raises(RuntimeError) as error:
         run_processes(rank_1_does, 2, what, str(tmp_path), timeout=timeout)
-    if (
-        what == "hang" and len(list(tmp_path.iterdir())) < 2
-    ):  # on a very busy machine they have not begun by then
-        words = words[:1]
+    if what == "hang" and len(list(tmp_path.iterdir())) < 2:
+        words = words[:1]  # on a very busy machine they have not begun by then
     assert all(word in str(error.value) for word in words), str(error.value)
     assert ended(tmp_path)
 
@@ -178,12 +188,16 @@ def test_a_function_that_a_new_process_cannot_import_is_refused_before_any_start
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_processes_end_with_the_one_that_started_them(tmp_path):
-    code = f"from test_ddp_launch import *\nif __name__ == '__main__': run_processes(rank_1_does, 2, 'hang', {str(tmp_path)!r})"
-    (tmp_path.parent / "starts.py").write_text(code)
-    starter = subprocess.Popen(
-        [sys.executable, str(tmp_path.parent / "starts.py")],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-    )
+    code = f"""
+from test_ddp_world import *
+
+if __name__ == "__main__":
+    run_processes(rank_1_does, 2, "hang", {str(tmp_path)!r})
+"""
+    script = tmp_path.parent / "starts.py"
+    script.write_text(code)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    starter = subprocess.Popen([sys.executable, str(script)], env=env)
     try:
         for _ in range(600):
             if len(list(tmp_path.iterdir())) == 2:
@@ -199,47 +213,6 @@ def test_the_check_of_the_world_tells_a_wrong_sum(monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", lambda x: x.mul_(2.5))
     with pytest.raises(RuntimeError, match="rank 1: the sum over all ranks is 5.0, it should be 3.0"):
         check_world(World(1, 1, 2), mib=0.01)
-
-
-def test_the_check_program_runs_alone_and_refuses_a_half_set_environment(capsys, monkeypatch):
-    main(["--mib", "0.1", "--device", "cpu"])
-    assert "the sum is right" in capsys.readouterr().out
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit):
-        main([])
-    assert "start with torchrun" in capsys.readouterr().err
-
-
-def test_the_check_program_runs_under_torchrun():
-    done = subprocess.run([*TORCHRUN, "2", "-m", "tinygpt.ddp.world", "--mib", "1", "--device", "cpu"], capture_output=True, text=True,
-                          timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert [
-        line for line in done.stdout.splitlines() if line.startswith("rank ")
-    ] and "rank 1: " in done.stdout
-    assert "1 MiB summed over 2 rank(s), the sum is right" in done.stdout
-
-
-@pytest.mark.skipif(why_not() is not None, reason=f"no two hosts: {why_not()}")
-def test_the_check_program_runs_on_two_hosts():
-    with TwoHosts() as hosts:
-        first, second = hosts.torchrun("tinygpt.ddp.world", "--mib", "1", "--device", "cpu")
-    assert first.returncode == second.returncode == 0, first.stdout + second.stdout
-    assert "rank 0: host0, cpu" in first.stdout and "rank 1: host1, cpu" in first.stdout
-    assert "1 MiB summed over 2 rank(s), the sum is right" in first.stdout
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_the_check_program_runs_with_nccl():
-    n = str(torch.cuda.device_count())
-    done = subprocess.run(
-        [*TORCHRUN, n, "-m", "tinygpt.ddp.world", "--device", "cuda"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0 and f"summed over {n} rank(s), the sum is right" in done.stdout, done.stderr
 
 
 def test_of_all_processes_on_all_machines_one_prints_and_writes():

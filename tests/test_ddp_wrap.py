@@ -40,7 +40,10 @@ EXACT = dict(atol=1e-12, rtol=0)
 
 
 class Odd(nn.Module):
-    "Layers of unequal size, a tied head, a frozen layer, one that only some rows use, one that nobody uses, a scalar, a buffer."
+    """Layers of unequal size, a tied head, a scalar, a buffer.
+
+    One layer is frozen, one is used by some rows only, one by nobody.
+    """
 
     def __init__(self):
         super().__init__()
@@ -76,35 +79,27 @@ def gradients(model):
 
 
 def against_the_whole_batch(world, wrap):
-    "For three kinds of steps: gradients on this rank, those of one process on the whole batch, and the calls and bytes they took."
+    "For four kinds of steps: this rank's gradients, one process's on the whole batch, calls and bytes."
     torch.manual_seed(world.rank)
     start = Odd().double()
     model = wrap(copy.deepcopy(start))
-    alone, found = (
-        copy.deepcopy(model.module),
-        {"start": start.state_dict(), "wrapped": copy.deepcopy(model.module.state_dict())},
-    )
+    alone = copy.deepcopy(model.module)
+    found = {"start": start.state_dict(), "wrapped": copy.deepcopy(model.module.state_dict())}
     # the last rows belong to the last rank; "nobody": no rank uses `sometimes`
-    for name, special, micro in (
-        ("step", [10, 11], None),
-        ("nobody", [], None),
-        ("micro", [11], 1),
-        ("clip", [0, 5], 2),
-    ):
+    kinds = {"step": ([10, 11], None), "nobody": ([], None), "micro": ([11], 1), "clip": ([0, 5], 2)}
+    for name, (special, micro) in kinds.items():
         model.zero_grad()
         alone.zero_grad()
         x, y = odd_batch(len(name), special)
-        mine, yours = x.chunk(world.world_size)[world.rank], y.chunk(world.world_size)[world.rank]
+        mine = x.chunk(world.world_size)[world.rank]
+        yours = y.chunk(world.world_size)[world.rank]
+        share = y.numel() / world.world_size
         with CountCollectives() as count:
-            accumulate_gradients(
-                model, mine, yours, micro, y.numel() / world.world_size, no_sync=partial(no_sync, model)
-            )
+            accumulate_gradients(model, mine, yours, micro, share, no_sync=partial(no_sync, model))
         accumulate_gradients(alone, x, y, None)
-        norms = (
-            [clip_gradients(m.parameters(), 0.01).item() for m in (model, alone)]
-            if name == "clip"
-            else [0, 0]
-        )
+        norms = [0, 0]
+        if name == "clip":
+            norms = [clip_gradients(m.parameters(), 0.01).item() for m in (model, alone)]
         found[name] = dict(
             ours=gradients(model),
             whole=gradients(alone),
@@ -115,14 +110,13 @@ def against_the_whole_batch(world, wrap):
     with torch.no_grad(), CountCollectives() as count:
         model(x, y)
     found["calls without gradient"] = dict(count.calls)
-    return found | {
-        "timeline": getattr(model, "timeline", None),
-        "counted": (getattr(model, "calls", None), getattr(model, "bytes", None)),
-    }
+    found["timeline"] = getattr(model, "timeline", None)
+    found["counted"] = (getattr(model, "calls", None), getattr(model, "bytes", None))
+    return found
 
 
 def resumed(world, settle):
-    "Largest difference between the weights of four steps, and of two and two with a new DDP between them; dropout on."
+    "Largest difference between the weights after four steps, and after two and two with a new DDP."
 
     def begin(state=None):
         torch.manual_seed(3)
@@ -135,14 +129,15 @@ def resumed(world, settle):
             optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["rng"])
         if settle:
-            settle_buckets(ddp, torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64))
+            row = torch.zeros(1, 16, dtype=torch.int64)
+            settle_buckets(ddp, row, row)
         return ddp, optimizer
 
     def steps(ddp, optimizer, numbers):
         for number in numbers:
-            rows = torch.randint(64, (12, 17), generator=torch.Generator().manual_seed(number)).chunk(
-                world.world_size
-            )[world.rank]
+            generator = torch.Generator().manual_seed(number)
+            batch = torch.randint(64, (12, 17), generator=generator)
+            rows = batch.chunk(world.world_size)[world.rank]
             optimizer.zero_grad()
             accumulate_gradients(ddp, rows[:, :-1], rows[:, 1:], 2, no_sync=partial(no_sync, ddp))
             optimizer.step()
@@ -192,8 +187,8 @@ def results():
 def alone():
     "One process on the whole batch."
     return {
-        name: train_together(World(), "alone", CONFIG, **kw)
-        for name, kw in {"50": dict(steps=50), "64": dict(dtype=torch.float64)}.items()
+        "50": train_together(World(), "alone", CONFIG, steps=50),
+        "64": train_together(World(), "alone", CONFIG, dtype=torch.float64),
     }
 
 
@@ -218,10 +213,10 @@ def test_the_gradient_on_every_rank_is_that_of_one_process_on_the_whole_batch(re
             else:
                 torch.testing.assert_close(found["ours"][name], whole, **EXACT)
         assert found["norms"][0] == pytest.approx(found["norms"][1], rel=1e-12)
-    names = {name for name, g in found["ours"].items() if g is None}
-    assert names == {"frozen.weight", "frozen.bias", "never.weight", "never.bias"} | (
-        {"sometimes.weight", "sometimes.bias"} if step == "nobody" else set()
-    )
+    without = {"frozen.weight", "frozen.bias", "never.weight", "never.bias"}
+    if step == "nobody":
+        without |= {"sometimes.weight", "sometimes.bias"}
+    assert {name for name, g in found["ours"].items() if g is None} == without
 
 
 @worlds
@@ -229,38 +224,32 @@ def test_the_gradient_on_every_rank_is_that_of_one_process_on_the_whole_batch(re
 def test_all_ranks_begin_with_the_weights_and_buffers_of_rank_0(results, n, wrap):
     for rank in range(n):
         for name, value in results[n][0][wrap]["start"].items():
-            assert torch.equal(results[n][rank][wrap]["wrapped"][name], value) or (
-                wrap == "torch" and name == "shift"
-            ), name
+            not_sent = wrap == "torch" and name == "shift"
+            assert torch.equal(results[n][rank][wrap]["wrapped"][name], value) or not_sent, name
     if n > 1:
-        assert not torch.equal(
-            results[n][0][wrap]["start"]["emb.weight"], results[n][1][wrap]["start"]["emb.weight"]
-        )
+        one, other = (results[n][rank][wrap]["start"]["emb.weight"] for rank in (0, 1))
+        assert not torch.equal(one, other)
 
 
 @worlds
 def test_calls_and_bytes_are_those_that_were_promised(results, n):
-    sizes = {
-        "emb": 35,
-        "wide": 1800,
-        "back": 1500,
-        "sometimes": 30,
-        "scale": 1,
-        "never": 12,
-    }  # the tied matrix once, the frozen layer not
-    total, tensors = 8 * sum(sizes.values()), 1 + 2 + 1 + 2 + 1 + 2
+    # the tied matrix once, the frozen layer not
+    sizes = {"emb": 35, "wide": 1800, "back": 1500, "sometimes": 30, "scale": 1, "never": 12}
+    total = 8 * sum(sizes.values())
+    tensors = 1 + 2 + 1 + 2 + 1 + 2
     flags = 4 * tensors
-    expected = {"after": (1 + tensors - 2, total - 8 * sizes["never"] + flags), "overlapped": (1 + tensors, total + flags),
-                "one bucket": (2, total + flags)}  # fmt: skip
+    expected = {
+        "after": (1 + tensors - 2, total - 8 * sizes["never"] + flags),
+        "overlapped": (1 + tensors, total + flags),
+        "one bucket": (2, total + flags),
+    }
     for wrap, (calls, nbytes) in expected.items():
         for step in ("step", "micro", "clip"):  # one round a step, however many micro-steps
             found = results[n][0][wrap][step]
             assert (found["calls"], found["bytes"]) == (calls, nbytes), (wrap, step)
         counted = [results[n][0][wrap][step] for step in ("step", "nobody", "micro", "clip")]
-        assert results[n][0][wrap]["counted"] == (
-            sum(c["calls"] for c in counted),
-            sum(c["bytes"] for c in counted),
-        )
+        sums = (sum(c["calls"] for c in counted), sum(c["bytes"] for c in counted))
+        assert results[n][0][wrap]["counted"] == sums
     assert 2 < results[n][0]["buckets"]["step"]["calls"] < 1 + tensors
     assert all(results[n][0][wrap]["calls without gradient"] == {} for wrap in OURS)
 
@@ -276,10 +265,10 @@ def test_gradients_travel_during_backward_only_where_they_are_overlapped(results
 
 @worlds
 def test_a_parameter_that_nobody_uses_stops_the_line_but_not_the_step(results, n):
-    spans = results[n][0]["overlapped"][
-        "timeline"
-    ]  # `never` comes first in the line: the others wait for it until backward is over
-    backward, first = (next(span for span in spans if span[0] == what) for what in ("backward", "gradient"))
+    # `never` comes first in the line: the others wait for it until backward is over
+    spans = results[n][0]["overlapped"]["timeline"]
+    backward = next(span for span in spans if span[0] == "backward")
+    first = next(span for span in spans if span[0] == "gradient")
     assert first[1] >= backward[2]
 
 
@@ -291,10 +280,8 @@ def test_fifty_steps_have_the_losses_and_weights_of_one_process(results, alone, 
         assert together["losses"] == pytest.approx(alone["50"]["losses"], abs=1e-5)
         assert difference(together["weights"], alone["50"]["weights"]) < 1e-4
         exact = results[n][rank][f"{how} 64"]
-        assert (
-            difference(exact["weights"], alone["64"]["weights"]) < 1e-12
-            and difference(exact["grads"], alone["64"]["grads"]) < 1e-12
-        )
+        assert difference(exact["weights"], alone["64"]["weights"]) < 1e-12
+        assert difference(exact["grads"], alone["64"]["grads"]) < 1e-12
     assert alone["50"]["losses"][-1] < alone["50"]["losses"][0]
 
 
@@ -309,9 +296,8 @@ def test_fsdp_keeps_a_part_and_ddp_keeps_all(results, alone, n):
 def test_a_flag_that_is_set_between_forward_and_backward_lets_the_ranks_drift_apart(results, alone):
     right, wrong = results[2][0]["last"], results[2][0]["flag"]
     assert difference(right["weights"], results[2][1]["last"]["weights"]) == 0
-    assert (
-        difference(wrong["weights"], results[2][1]["flag"]["weights"]) > 1e-3
-    )  # each rank now trains a model of its own
+    # each rank now trains a model of its own
+    assert difference(wrong["weights"], results[2][1]["flag"]["weights"]) > 1e-3
     assert right["losses"] == pytest.approx(alone["50"]["losses"][:3], abs=1e-5)
     assert abs(wrong["losses"][2] - alone["50"]["losses"][2]) > 1e-4
 
@@ -347,18 +333,15 @@ def one_on_cuda(world):
     torch.manual_seed(0)
     plain = GPT(GPTConfig(**CONFIG)).to("cuda")
     x = torch.randint(64, (4, 16), device="cuda")
-    grads = []
-    for wrap in (
-        lambda m: m,
-        lambda m: wrap_ddp(m, World(device=torch.device("cuda", 0))),
-        lambda m: wrap_fsdp(m, World(device=torch.device("cuda", 0))),
-    ):
-        model = wrap(copy.deepcopy(plain))
+    world = World(device=torch.device("cuda", 0))
+    models = [copy.deepcopy(plain), wrap_ddp(copy.deepcopy(plain), world)]
+    models.append(wrap_fsdp(copy.deepcopy(plain), world))
+    found = []
+    for model in models:
         accumulate_gradients(model, x, x, 2, no_sync=partial(no_sync, model))
-        grads.append(
-            [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
-        )
-    return [max((a - b).abs().max().item() for a, b in zip(grads[0], other)) for other in grads[1:]]
+        grads = [p.grad for p in model.parameters()]
+        found.append([g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads])
+    return [max((a - b).abs().max().item() for a, b in zip(found[0], other)) for other in found[1:]]
 
 
 @pytest.mark.cuda
@@ -389,10 +372,8 @@ def test_collectives_are_counted_one_by_one_with_their_bytes():
             dist.broadcast(torch.zeros(2, dtype=torch.float64), 0)
     finally:
         dist.destroy_process_group()
-    assert count.calls == {"allreduce": 3, "broadcast": 1} and count.bytes == {
-        "allreduce": 64,
-        "broadcast": 16,
-    }
+    assert count.calls == {"allreduce": 3, "broadcast": 1}
+    assert count.bytes == {"allreduce": 64, "broadcast": 16}
 
 
 def test_no_sync_is_the_models_own_where_it_has_one_and_settling_leaves_nothing_behind():
@@ -415,13 +396,9 @@ def test_no_sync_is_the_models_own_where_it_has_one_and_settling_leaves_nothing_
 
 
 def test_several_runs_in_the_same_processes_are_the_runs_one_by_one():
-    config, runs = (
-        dict(vocab_size=20, block_size=8, n_layer=1, n_head=2, n_embd=8),
-        [dict(how="alone", steps=2), dict(how="alone", steps=3, rows=6)],
-    )
+    config = dict(vocab_size=20, block_size=8, n_layer=1, n_head=2, n_embd=8)
+    runs = [dict(how="alone", steps=2), dict(how="alone", steps=3, rows=6)]
     together = train_several(World(), config, runs)
     for run, found in zip(runs, together, strict=True):
-        assert (
-            found["losses"] == train_together(World(), config=config, **run)["losses"]
-            and len(found["losses"]) == run["steps"]
-        )
+        assert found["losses"] == train_together(World(), config=config, **run)["losses"]
+        assert len(found["losses"]) == run["steps"]

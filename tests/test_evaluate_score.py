@@ -1,7 +1,6 @@
-"""The validation score: one number whatever the batches, the order and the processes; its units, its intervals, its command line."""
+"""The validation score: one number whatever the batches, order and processes; its units, its intervals."""
 
 import bz2
-import json
 import math
 
 import numpy as np
@@ -11,12 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpt.checkpoint import save_checkpoint
 from tinygpt.data.tokens import Corpus, write_token_data
-from tinygpt.ddp.world import run_processes
-from tinygpt.evaluate import score as package
-from tinygpt.evaluate.__main__ import main
-from tinygpt.evaluate.score import (  # fmt: skip
+from tinygpt.ddp.world import World, run_processes
+from tinygpt.evaluate.score import (
     Score,
     compressor_bits,
     eval_batch,
@@ -56,11 +52,10 @@ def tokens():
 @given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 7))
 def test_every_target_comes_once_whatever_the_sizes(n, block_size, batch_size):
     tokens = np.arange(n, dtype=np.uint16)
+    n_rows = eval_windows(tokens, block_size)
     seen = []
-    for start in range(0, eval_windows(tokens, block_size), batch_size):
-        x, y = eval_batch(
-            tokens, np.arange(start, min(start + batch_size, eval_windows(tokens, block_size))), block_size
-        )
+    for start in range(0, n_rows, batch_size):
+        x, y = eval_batch(tokens, np.arange(start, min(start + batch_size, n_rows)), block_size)
         seen += list(zip(x[y != -100].tolist(), y[y != -100].tolist()))
     assert seen == [(i, i + 1) for i in range(n - 1)]
 
@@ -80,24 +75,18 @@ def test_the_score_equals_a_slow_sum_over_rows(model, tokens):
 
 
 def test_the_batch_size_does_not_matter_and_two_calls_agree(model, tokens):
-    scores = [
-        evaluate(model, tokens, ByteTokenizer().token_bytes(), batch_size=b).nats for b in (1, 3, 16, 1000)
-    ]
+    sizes = ByteTokenizer().token_bytes()
+    scores = [evaluate(model, tokens, sizes, batch_size=b).nats for b in (1, 3, 16, 1000)]
     assert max(scores) - min(scores) < 1e-5 * scores[0]
-    assert (
-        evaluate(model, tokens, ByteTokenizer().token_bytes()).nats
-        == evaluate(model, tokens, ByteTokenizer().token_bytes()).nats
-    )
+    assert evaluate(model, tokens, sizes).nats == evaluate(model, tokens, sizes).nats
 
 
 def test_a_part_is_the_same_rows_each_time_and_reaches_the_end(model, tokens):
-    part = evaluate(model, tokens, ByteTokenizer().token_bytes(), max_tokens=80)
-    assert (
-        part == evaluate(model, tokens, ByteTokenizer().token_bytes(), max_tokens=80, batch_size=2)
-        or part.tokens <= 80
-    )
+    sizes = ByteTokenizer().token_bytes()
+    part = evaluate(model, tokens, sizes, max_tokens=80)
+    assert part == evaluate(model, tokens, sizes, max_tokens=80, batch_size=2) or part.tokens <= 80
     assert 64 < part.tokens <= 80
-    assert evaluate(model, tokens, ByteTokenizer().token_bytes(), max_tokens=1).tokens == 16  # never nothing
+    assert evaluate(model, tokens, sizes, max_tokens=1).tokens == 16  # never nothing
 
 
 def test_the_model_comes_back_in_the_mode_it_was_in(model, tokens):
@@ -110,11 +99,9 @@ def test_the_model_comes_back_in_the_mode_it_was_in(model, tokens):
 def test_scores_add_as_sums():
     total = Score(10.0, 4, 8) + Score(2.0, 2, 4)
     assert (total.nats, total.tokens, total.bytes) == (12.0, 6, 12)
-    assert (
-        total.loss == 2.0
-        and total.perplexity == pytest.approx(math.e**2)
-        and total.bits_per_byte == pytest.approx(1 / math.log(2))
-    )
+    assert total.loss == 2.0
+    assert total.perplexity == pytest.approx(math.e**2)
+    assert total.bits_per_byte == pytest.approx(1 / math.log(2))
 
 
 def test_compressors_need_less_when_they_have_read_the_text():
@@ -127,35 +114,31 @@ def test_compressors_need_less_when_they_have_read_the_text():
 
 def test_any_order_of_the_rows_gives_the_same_sum_to_the_last_bit(model, tokens):
     table = score_rows(model, tokens, ByteTokenizer().token_bytes(), eval_rows(tokens, 16))
-    table = np.concatenate(
-        [table, table * 1e-9, table * 1e9]
-    )  # sizes for which the order of a plain sum matters
+    # sizes for which the order of a plain sum matters
+    table = np.concatenate([table, table * 1e-9, table * 1e9])
     shuffled = [np.random.default_rng(seed).permutation(table) for seed in range(20)]
     assert len({total_score(t).nats for t in shuffled}) == 1
     assert len({sum(t[:, 0]) for t in shuffled}) > 1
 
 
 def evaluate_here(world, model, tokens, pairs):
-    "Runs in each process: its score and its continuation losses, with batches that leave some ranks nothing to do."
+    "In each process: its score and continuation losses, with batches that leave some ranks nothing to do."
     place = dict(rank=world.rank, world_size=world.world_size)
-    scores = [
-        evaluate(model, tokens, ByteTokenizer().token_bytes(), batch_size=b, **place) for b in (1, 7, 100)
-    ]
-    part = evaluate(model, tokens, ByteTokenizer().token_bytes(), batch_size=2, max_tokens=80, **place)
+    sizes = ByteTokenizer().token_bytes()
+    scores = [evaluate(model, tokens, sizes, batch_size=b, **place) for b in (1, 7, 100)]
+    part = evaluate(model, tokens, sizes, batch_size=2, max_tokens=80, **place)
     return [*scores, part], [continuation_losses(model, pairs, batch_size=b, **place) for b in (1, 3, 100)]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_all_ranks_get_the_number_that_one_process_gets(model, tokens, world_size):
     rng = np.random.default_rng(0)
-    pairs = [
-        (
-            rng.integers(0, 256, rng.integers(1, 20)).tolist(),
-            rng.integers(0, 256, rng.integers(1, 40)).tolist(),
-        )
-        for _ in range(10)
-    ]
-    alone_scores, alone_losses = evaluate_here(package.World(), model, tokens, pairs)
+    pairs = []
+    for _ in range(10):
+        before = rng.integers(0, 256, rng.integers(1, 20)).tolist()
+        after = rng.integers(0, 256, rng.integers(1, 40)).tolist()
+        pairs.append((before, after))
+    alone_scores, alone_losses = evaluate_here(World(), model, tokens, pairs)
     for scores, losses in run_processes(evaluate_here, world_size, model, tokens, pairs):
         for got, want in zip(scores, alone_scores, strict=True):
             assert (got.tokens, got.bytes) == (want.tokens, want.bytes)
@@ -174,13 +157,13 @@ def test_the_interval_of_equal_parts_is_the_textbook_one():
     x = np.random.default_rng(0).normal(5, 2, size=31)
     value, low, high = ratio_interval(x, np.ones(31))
     assert value == pytest.approx(x.mean())
-    assert high - value == pytest.approx(
-        2.042 * x.std(ddof=1) / 31**0.5, rel=1e-3
-    ) and value - low == pytest.approx(high - value)
+    assert high - value == pytest.approx(2.042 * x.std(ddof=1) / 31**0.5, rel=1e-3)
+    assert value - low == pytest.approx(high - value)
 
 
 def test_95_of_100_intervals_hold_the_truth_if_the_groups_are_the_independent_ones():
-    rng, hits = np.random.default_rng(1), np.zeros(3)
+    rng = np.random.default_rng(1)
+    hits = np.zeros(3)
     for _ in range(1500):
         group = np.repeat(np.arange(15), rng.integers(3, 30, size=15))
         count = rng.integers(10, 65, size=len(group)).astype(float)
@@ -204,10 +187,8 @@ def test_a_wider_level_gives_a_wider_interval_and_one_group_gives_none():
 def test_each_row_is_given_to_the_document_it_begins_in():
     tokens = np.array([9, 1, 1, 9, 1, 1, 1, 1, 1, 9, 1], dtype=np.uint16)  # eot 9: documents at 0, 3 and 9
     assert row_documents(tokens, np.arange(4), 3, eot=9).tolist() == [0, 1, 1, 2]
-    assert row_documents(np.array([1, 1, 9, 1]), np.arange(2), 2, eot=9).tolist() == [
-        0,
-        0,
-    ]  # a text that begins in the middle of a document
+    # a text that begins in the middle of a document
+    assert row_documents(np.array([1, 1, 9, 1]), np.arange(2), 2, eot=9).tolist() == [0, 0]
 
 
 def test_texts_come_from_files_whole_and_from_folders_held_out(tmp_path):
@@ -219,78 +200,23 @@ def test_texts_come_from_files_whole_and_from_folders_held_out(tmp_path):
 
 
 def test_token_files_of_another_tokenizer_are_refused(tmp_path):
-    write_token_data(
-        tmp_path / "tokens", Corpus("x", ["abc" * 20], ["cab"], "test"), CharTokenizer.train("abc")
-    )
+    corpus = Corpus("x", ["abc" * 20], ["cab"], "test")
+    write_token_data(tmp_path / "tokens", corpus, CharTokenizer.train("abc"))
     assert text_tokens(str(tmp_path / "tokens"), CharTokenizer.train("abc")).tolist() == [3, 2, 0, 1]
     with pytest.raises(UserError, match="of tokenizer .* the model knows"):
         text_tokens(str(tmp_path / "tokens"), ByteTokenizer())
 
 
-@pytest.fixture
-def run(tmp_path, model):
-    save_checkpoint(tmp_path / "run/checkpoints/step_7", model, ByteTokenizer())
-    (tmp_path / "val.txt").write_text(TEXT, encoding="utf-8")
-    return tmp_path / "run"
-
-
-def test_the_command_prints_a_line_and_keeps_each_result_once(run, model, tokens, capsys):
-    val = str(run.parent / "val.txt")
-    for batch in ("4", "9"):
-        assert main([str(run), "--data", val, "--batch-size", batch, "--device", "cpu"]) == 0
-    assert (
-        main([str(run / "checkpoints/step_7"), "--data", val, "--max-tokens", "64", "--device", "cpu"]) == 0
-    )
-    out = capsys.readouterr().out
-    want = evaluate(model, tokens, ByteTokenizer().token_bytes())
-    assert (
-        f"loss {want.loss:.4f} [" in out
-        and f"{want.bits_per_byte:.4f} [" in out
-        and f"perplexity {want.perplexity:.2f} [" in out
-    )
-    results = json.loads((run / "eval.json").read_text())
-    assert [r["max_tokens"] for r in results] == [None, 64] and results[0]["checkpoint"] == "step_7"
-    assert (
-        results[0]["loss"] == pytest.approx(want.loss, rel=1e-6)
-        and results[0]["loss_95"][0] < want.loss < results[0]["loss_95"][1]
-    )
-
-
-@pytest.mark.parametrize("flags, sentence", [
-    (["--task", "piqa", "--data", "val.txt"], "task = piqa is not known: choose hellaswag, storycloze, lambada"),
-    (["--data", "no/such/file"], "no/such/file is neither a corpus"),
-    (["--batch-size", "0"], "batch_size = 0"),
-    (["--task", "storycloze"], "storycloze is given out by its authors on request"),
-    (["--device", "tpu"], "device = tpu is not known"),
-])  # fmt: skip
-def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_written(run, capsys, flags, sentence):
-    assert main([str(run), *flags, *([] if "--device" in flags else ["--device", "cpu"])]) == 2
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1
-    assert not (run / "eval.json").exists()
-
-
-def test_a_run_that_is_none_and_a_broken_eval_json_are_named(run, tmp_path, capsys):
-    assert main([str(tmp_path / "nothing")]) == 2 and "nothing does not exist" in capsys.readouterr().err
-    (run / "eval.json").write_text("{broken")
-    assert main([str(run), "--data", str(tmp_path / "val.txt"), "--device", "cpu"]) == 2
-    assert "eval.json is not a list of results" in capsys.readouterr().err
-    assert (run / "eval.json").read_text() == "{broken"
-
-
 def test_the_rows_of_a_short_evaluation_are_spread_evenly_from_the_first_to_the_last():
     rows = eval_rows(np.zeros(10_001), 10, 500)
     assert len(rows) == 50 and rows[0] == 0 and rows[-1] == 999 and set(np.diff(rows)) == {20, 21}
-    assert (
-        eval_rows(np.zeros(10_001), 10).tolist() == list(range(1000))
-        and len(eval_rows(np.zeros(10_001), 10, 1)) == 1
-    )
+    assert eval_rows(np.zeros(10_001), 10).tolist() == list(range(1000))
+    assert len(eval_rows(np.zeros(10_001), 10, 1)) == 1
 
 
 def test_two_processes_score_as_one_does(model, tokens):
-    alone = evaluate(model, tokens, ByteTokenizer().token_bytes(), batch_size=3)
-    for score in run_processes(evaluate_world, 2, model, tokens, ByteTokenizer().token_bytes(), timeout=120):
-        assert score.nats == pytest.approx(alone.nats, rel=1e-6) and (score.tokens, score.bytes) == (
-            alone.tokens,
-            alone.bytes,
-        )
+    sizes = ByteTokenizer().token_bytes()
+    alone = evaluate(model, tokens, sizes, batch_size=3)
+    for score in run_processes(evaluate_world, 2, model, tokens, sizes, timeout=120):
+        assert score.nats == pytest.approx(alone.nats, rel=1e-6)
+        assert (score.tokens, score.bytes) == (alone.tokens, alone.bytes)

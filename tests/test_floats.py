@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.floats import (  # fmt: skip
+from tinygpt.floats import (
     BF16,
     FORMATS,
     FP4_E2M1,
@@ -29,12 +29,8 @@ from tinygpt.floats import (  # fmt: skip
 )
 from tinygpt.support import UserError
 
-SHORT = [
-    FP16,
-    BF16,
-    FP8_E4M3,
-    FP8_E5M2,
-]  # those with a dtype of torch's to compare with, and few enough patterns to try them all
+# those with a dtype of torch's to compare with, and few enough patterns to try them all
+SHORT = [FP16, BF16, FP8_E4M3, FP8_E5M2]
 WITH_DTYPE = [FP64, FP32, *SHORT]
 INTEGER = {64: torch.int64, 32: torch.int32, 16: torch.int16, 8: torch.uint8}
 by_name = dict(argvalues=SHORT, ids=lambda f: f.name)
@@ -63,27 +59,27 @@ def torch_decode(codes, fmt):
 
 
 def hard_float32(fmt):
-    "A million random float32 bit patterns, and every number of `fmt`, every midpoint, and the float32 neighbours of both."
-    patterns = (
-        torch.randint(-(2**31), 2**31, (1_000_000,), generator=generator())
-        .to(torch.int32)
-        .view(torch.float32)
-    )
-    ordinary = torch.randn(100_000, generator=generator(1)) * torch.exp2(
-        torch.randint(-30, 12, (100_000,), generator=generator(2))
-    )
+    """A million random float32 bit patterns, and what is hard about `fmt`.
+
+    That is every number of it, every midpoint, and the float32 neighbours of both.
+    """
+    codes = torch.randint(-(2**31), 2**31, (1_000_000,), generator=generator())
+    patterns = codes.to(torch.int32).view(torch.float32)
+    exponents = torch.randint(-30, 12, (100_000,), generator=generator(2))
+    ordinary = torch.randn(100_000, generator=generator(1)) * torch.exp2(exponents)
+
+    # the numbers, and the ties between them; beyond the last one a tie leads to infinity
     numbers = torch_decode(all_codes(fmt), fmt).double()
     numbers = numbers[numbers.isfinite()].sort().values
     ties = (numbers[1:] + numbers[:-1]) / 2
-    edge = torch.tensor([fmt.max, float(numbers[-1] + (numbers[-1] - numbers[-2]) / 2)], dtype=torch.float64)
+    last_tie = float(numbers[-1] + (numbers[-1] - numbers[-2]) / 2)
+    edge = torch.tensor([fmt.max, last_tie], dtype=torch.float64)
     special = torch.cat([numbers, ties, edge, -edge]).float()
-    up, down = (
-        torch.nextafter(special, torch.tensor(torch.inf)),
-        torch.nextafter(special, torch.tensor(-torch.inf)),
-    )
-    subnormal = (
-        torch.randint(0, 2**23, (100_000,), generator=generator(3)).to(torch.int32).view(torch.float32)
-    )
+    up = torch.nextafter(special, torch.tensor(torch.inf))
+    down = torch.nextafter(special, torch.tensor(-torch.inf))
+
+    mantissas = torch.randint(0, 2**23, (100_000,), generator=generator(3))
+    subnormal = mantissas.to(torch.int32).view(torch.float32)
     odd = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 3.4028234663852886e38])
     return torch.cat([patterns, ordinary, special, up, down, subnormal, -subnormal, odd])
 
@@ -122,9 +118,9 @@ def test_decode_and_encode_agree_with_the_bits_of_float32_and_float64(fmt):
     codes = torch.randint(-(2**63), 2**63 - 1, (300_000,), generator=generator()) >> (64 - fmt.bits)
     subnormal = torch.randint(0, 2**fmt.mantissa_bits, (1000,), generator=generator(1))
     infinity = fmt.max_code + 1
-    codes = torch.cat(
-        [codes, subnormal, torch.tensor([0, 1, fmt.max_code, infinity, infinity + 1, -(2 ** (fmt.bits - 1))])]
-    )
+    minus_zero = -(2 ** (fmt.bits - 1))
+    special = torch.tensor([0, 1, fmt.max_code, infinity, infinity + 1, minus_zero])
+    codes = torch.cat([codes, subnormal, special])
     value = torch_decode(codes, fmt)
     same(decode(codes, fmt), value)
     number = ~value.isnan()
@@ -136,12 +132,8 @@ def test_decode_and_encode_agree_with_the_bits_of_float32_and_float64(fmt):
 @pytest.mark.parametrize("fmt", WITH_DTYPE, ids=lambda f: f.name)
 def test_the_limits_are_those_of_finfo(fmt):
     info = torch.finfo(fmt.dtype)
-    assert (fmt.bits, fmt.max, fmt.smallest_normal, fmt.eps) == (
-        info.bits,
-        info.max,
-        info.smallest_normal,
-        info.eps,
-    )
+    assert (fmt.bits, fmt.max) == (info.bits, info.max)
+    assert (fmt.smallest_normal, fmt.eps) == (info.smallest_normal, info.eps)
     assert fmt.smallest_subnormal == torch_decode(torch.tensor([1]), fmt).double().item()
 
 
@@ -157,9 +149,8 @@ def test_rounding_agrees_with_torch_on_a_million_patterns_on_every_number_and_ev
 def test_e4m3_overflow_is_nan_or_448_as_one_chooses():
     x = torch.tensor([448.0, 464.0, 464.0001, 1e30, torch.inf, -465.0, -torch.inf, torch.nan])
     nan = torch.nan
-    same(
-        round_to(x, FP8_E4M3), torch.tensor([448, 448, nan, nan, nan, nan, nan, nan])
-    )  # 464 is halfway to 480: to even
+    # 464 is halfway to 480: to even
+    same(round_to(x, FP8_E4M3), torch.tensor([448, 448, nan, nan, nan, nan, nan, nan]))
     same(round_to(x, FP8_E4M3, saturate=True), torch.tensor([448, 448, 448, 448, 448, -448, -448, nan]))
     assert encode(x, FP8_E4M3)[2] == 0x7F and encode(x, FP8_E4M3, saturate=True)[2] == 0x7E
 
@@ -180,9 +171,8 @@ def test_tf32_is_float32_with_thirteen_bits_rounded_off():
     ties = (x & ~0x1FFF) | 0x1000
     x = torch.cat([x, ties, ties + 1, ties - 1])
     x = x[x.view(torch.float32).isfinite()].long() & 0xFFFFFFFF
-    masked = (
-        x + 0xFFF + ((x >> 13) & 1)
-    ) & ~0x1FFF  # a carry runs from the mantissa into the exponent, as it must
+    # a carry runs from the mantissa into the exponent, as it must
+    masked = (x + 0xFFF + ((x >> 13) & 1)) & ~0x1FFF
     value = masked.to(torch.int32).view(torch.float32)
     same(round_to(x.to(torch.int32).view(torch.float32), TF32), value)
     assert torch.equal(encode(value, TF32), masked >> 13)
@@ -191,9 +181,8 @@ def test_tf32_is_float32_with_thirteen_bits_rounded_off():
 
 def test_float64_is_rounded_to_float32_as_torch_does():
     x = torch.randint(-(2**63), 2**63 - 1, (200_000,), generator=generator()).view(torch.float64)
-    near = torch.randn(200_000, dtype=torch.float64, generator=generator(1)) * torch.exp2(
-        torch.randint(-160, 130, (200_000,), generator=generator(2)).double()
-    )
+    exponents = torch.randint(-160, 130, (200_000,), generator=generator(2)).double()
+    near = torch.randn(200_000, dtype=torch.float64, generator=generator(1)) * torch.exp2(exponents)
     x = torch.cat([x, near])
     same(round_to(x, FP32), x.float())
     same(decode(encode(x, FP32), FP32), x.float())
@@ -202,29 +191,27 @@ def test_float64_is_rounded_to_float32_as_torch_does():
 
 def test_float64_is_rounded_to_float16_once_as_numpy_does_and_not_by_way_of_float32():
     tie = 1 + 2**-11
-    x = torch.cat(
-        [
-            torch.tensor([tie, tie + 2**-40, tie - 2**-40], dtype=torch.float64),
-            torch.randn(100_000, dtype=torch.float64, generator=generator()),
-        ]
-    )
+    near = torch.tensor([tie, tie + 2**-40, tie - 2**-40], dtype=torch.float64)
+    x = torch.cat([near, torch.randn(100_000, dtype=torch.float64, generator=generator())])
     with np.errstate(over="ignore"):
         same(round_to(x, FP16), torch.from_numpy(x.numpy().astype(np.float16)))
-    assert (
-        round_to(tie + 2**-40, FP16)
-        == 1 + 2**-10
-        != torch.tensor(tie + 2**-40, dtype=torch.float64).float().half()
-    )
+    assert round_to(tie + 2**-40, FP16) == 1 + 2**-10
+    assert near[1].float().half() != 1 + 2**-10
 
 
 def exact_numbers(fmt):
-    "Value of each non-negative code, as a fraction, from the definition; last what the first code that is no number would be."
+    """Value of each non-negative code, as a fraction, from the definition.
+
+    The last is what the first code that is no number would be.
+    """
+    bias = 2 ** (fmt.exponent_bits - 1) - 1
     for code in range(fmt.max_code + 2):
         exponent, mantissa = divmod(code, 2**fmt.mantissa_bits)
         lead = 2**fmt.mantissa_bits if exponent else 0
-        yield Fraction(lead + mantissa) * Fraction(2) ** (
-            max(exponent, 1) - (2 ** (fmt.exponent_bits - 1) - 1) - fmt.mantissa_bits
-        )
+        yield Fraction(lead + mantissa) * Fraction(2) ** (max(exponent, 1) - bias - fmt.mantissa_bits)
+
+
+shares = st.floats(-1.2, 1.2, allow_subnormal=False) | st.integers(-64, 64).map(lambda n: n / 64)
 
 
 @settings(max_examples=150, deadline=None)
@@ -232,11 +219,7 @@ def exact_numbers(fmt):
     exponent_bits=st.integers(2, 5),
     mantissa_bits=st.integers(1, 4),
     special=st.sampled_from(["ieee", "nan", "none"]),
-    share=st.lists(
-        st.floats(-1.2, 1.2, allow_subnormal=False) | st.integers(-64, 64).map(lambda n: n / 64),
-        min_size=1,
-        max_size=20,
-    ),
+    share=st.lists(shares, min_size=1, max_size=20),
 )
 def test_rounding_to_any_format_finds_the_nearest_number_by_brute_force(
     exponent_bits, mantissa_bits, special, share
@@ -244,19 +227,18 @@ def test_rounding_to_any_format_finds_the_nearest_number_by_brute_force(
     fmt = FloatFormat("any", exponent_bits, mantissa_bits, special)
     *numbers, one_more = exact_numbers(fmt)  # beyond halfway to one_more is overflow
     same(decode(torch.arange(len(numbers)), fmt), torch.tensor([float(n) for n in numbers]).double())
+    beyond = {"ieee": np.inf, "nan": np.nan, "none": fmt.max}[special]
     for x in [s * fmt.max for s in share] + [s * fmt.smallest_normal for s in share]:
-        distances = [
-            (abs(abs(Fraction(x)) - n), code % 2, code) for code, n in enumerate([*numbers, one_more])
-        ]
+        size = abs(Fraction(x))
+        distances = [(abs(size - n), code % 2, code) for code, n in enumerate([*numbers, one_more])]
         nearest = min(distances)[2]
-        over = nearest == len(numbers)
-        beyond = {"ieee": np.inf, "nan": np.nan, "none": fmt.max}[special]
-        expected = np.copysign(beyond if over else float(numbers[nearest]), x)
-        same(round_to(x, fmt), torch.tensor(expected))
-        same(
-            round_to(x, fmt, saturate=True),
-            torch.tensor(np.copysign(fmt.max if over else float(numbers[nearest]), x)),
-        )
+        if nearest == len(numbers):
+            loose = beyond
+            tight = fmt.max
+        else:
+            loose = tight = float(numbers[nearest])
+        same(round_to(x, fmt), torch.tensor(np.copysign(loose, x)))
+        same(round_to(x, fmt, saturate=True), torch.tensor(np.copysign(tight, x)))
 
 
 @pytest.mark.parametrize("fmt", **by_name)
@@ -268,11 +250,8 @@ def test_ulp_is_the_gap_to_the_next_bit_pattern(fmt):
 
 def test_ulp_agrees_with_nextafter_for_float32_and_float64():
     for fmt in (FP32, FP64):
-        x = (
-            torch.randint(0, fmt.max_code, (100_000,), generator=generator())
-            .to(INTEGER[fmt.bits])
-            .view(fmt.dtype)
-        )
+        codes = torch.randint(0, fmt.max_code, (100_000,), generator=generator())
+        x = codes.to(INTEGER[fmt.bits]).view(fmt.dtype)
         gap = torch.nextafter(x, torch.tensor(torch.inf, dtype=fmt.dtype)).double() - x.double()
         assert torch.equal(ulp(x, fmt), gap)
 
@@ -285,7 +264,8 @@ def test_ulp_of_what_is_no_number_of_the_format_is_nan():
 @pytest.mark.parametrize("fmt", [TF32, FP16, BF16, FP8_E4M3, FP8_E5M2, FP4_E2M1], ids=lambda f: f.name)
 def test_stochastic_rounding_is_unbiased(fmt):
     n = 20_000
-    low, high = fmt.smallest_subnormal / 2, min(fmt.max, 100.0) * 0.99
+    low = fmt.smallest_subnormal / 2
+    high = min(fmt.max, 100.0) * 0.99
     values = low * (high / low) ** torch.rand(150, generator=generator(), dtype=torch.float64)
     values = values * torch.tensor([1.0, -1.0]).repeat(75)
     draws = stochastic_round_to(values.repeat(n, 1), fmt, generator(1))
@@ -312,25 +292,19 @@ def test_stochastic_rounding_follows_the_generator():
 
 def test_stochastic_rounding_near_the_largest_number_saturates_where_asked():
     x = torch.full((1000,), 460.0)
-    loose, tight = (stochastic_round_to(x, FP8_E4M3, generator(), saturate) for saturate in (False, True))
+    loose = stochastic_round_to(x, FP8_E4M3, generator())
+    tight = stochastic_round_to(x, FP8_E4M3, generator(), saturate=True)
     assert 0.3 < loose.isnan().float().mean() < 0.45  # 12 of 32 on the way to 480, which is not there
     assert (tight == 448).all()
-    same(
-        stochastic_round_to(torch.tensor([torch.inf, -torch.inf, torch.nan]), FP16),
-        torch.tensor([torch.inf, -torch.inf, torch.nan]),
-    )
+    odd = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    same(stochastic_round_to(odd, FP16), odd)
 
 
 def test_results_are_float32_for_short_tensors_and_float64_for_everything_else():
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert round_to(torch.ones(2, dtype=dtype), BF16).dtype == torch.float32
-    for x in (
-        1.5,
-        [1.5],
-        torch.ones(2, dtype=torch.float64),
-        torch.ones(2, dtype=torch.int32),
-        np.ones(2, dtype=np.float32),
-    ):
+    tensors = [torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int32)]
+    for x in (1.5, [1.5], *tensors, np.ones(2, dtype=np.float32)):
         assert round_to(x, BF16).dtype == torch.float64
     wide = FloatFormat("wide", 11, 4)
     assert round_to(torch.tensor([3.4e38]), wide).isfinite().all()  # float32 could not hold 2**128
@@ -353,14 +327,16 @@ def test_the_input_is_left_alone_and_no_gradient_flows():
 
 
 def test_the_default_dtype_changes_nothing():
-    x, codes = (
-        torch.randn(1000, dtype=torch.float64, generator=generator()),
-        torch.arange(2**52 - 1000, 2**52),
-    )
-    expected = [round_to(x, FP32), decode(codes, FP64), encode(x, BF16), round_to(0.1, FP64)]
+    x = torch.randn(1000, dtype=torch.float64, generator=generator())
+    codes = torch.arange(2**52 - 1000, 2**52)
+
+    def results():
+        return [round_to(x, FP32), decode(codes, FP64), encode(x, BF16), round_to(0.1, FP64)]
+
+    expected = results()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        got = [round_to(x, FP32), decode(codes, FP64), encode(x, BF16), round_to(0.1, FP64)]
+        got = results()
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(a, b) for a, b in zip(expected, got))

@@ -1,15 +1,11 @@
 """Draws follow the probabilities, a cache changes nothing, and rows of a batch are what they are alone."""
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.checkpoint import save_checkpoint
-from tinygpt.generate.__main__ import main
-from tinygpt.generate.sample import (  # fmt: skip
+from tinygpt.generate.sample import (
     NextLogits,
     check_sampling,
     context_start,
@@ -22,7 +18,7 @@ from tinygpt.generate.sample import (  # fmt: skip
 )
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
-from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
+from tinygpt.tokenizer import ByteTokenizer
 
 SMALL = dict(vocab_size=257, block_size=16, n_layer=2, n_head=4, n_embd=32)
 VARIANTS = {
@@ -36,9 +32,8 @@ def opinionated(config):
     torch.manual_seed(0)
     model = GPT(config)
     for name, p in model.named_parameters():
-        if (
-            p.dim() > 1 or "bias" in name and name != "ln_f.bias"
-        ):  # norms that favour a direction would repeat one token for ever
+        # norms that favour a direction would repeat one token for ever
+        if p.dim() > 1 or ("bias" in name and name != "ln_f.bias"):
             torch.nn.init.normal_(p, std=0.4)
     return model
 
@@ -62,7 +57,8 @@ def test_sampling_probabilities_sum_to_one_and_keep_the_order(logits, temperatur
     assert probs[logits.argmax()] == probs.max()
     if top_k:
         assert (probs > 0).sum() <= top_k
-    kept, plain = probs > 0, (logits / temperature).softmax(-1)
+    kept = probs > 0
+    plain = (logits / temperature).softmax(-1)
     if kept.any() and not kept.all():
         assert plain[kept].min() >= plain[~kept].max() - 1e-7  # the likeliest are kept
 
@@ -105,21 +101,18 @@ def test_temperature_zero_is_greedy_and_ties_take_the_first():
     assert sampling_probs(torch.tensor([[0.0, 2.0], [3.0, 3.0]]), temperature=0).tolist() == [[0, 1], [1, 0]]
 
 
+def tokens_of(model, ids, n, seed=0, **how):
+    "(n, B): all that `generate_tokens` yields."
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack(list(generate_tokens(model, ids, n, generator=generator, **how)))
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("prompt_length", [1, 5, 16, 23])
 def test_the_cache_changes_nothing_also_over_the_edge_of_the_context(name, prompt_length):
     model = opinionated(VARIANTS[name])
     prompt = torch.randint(257, (3, prompt_length), generator=torch.Generator().manual_seed(1))
-    out = [
-        torch.stack(
-            list(
-                generate_tokens(
-                    model, prompt, 40, generator=torch.Generator().manual_seed(2), use_cache=use_cache
-                )
-            )
-        )
-        for use_cache in (True, False)
-    ]
+    out = [tokens_of(model, prompt, 40, seed=2, use_cache=use_cache) for use_cache in (True, False)]
     assert torch.equal(*out) and out[0].shape == (40, 3)
 
 
@@ -127,7 +120,8 @@ def test_the_cache_changes_nothing_also_over_the_edge_of_the_context(name, promp
 def test_the_scores_with_a_cache_are_those_without_at_every_length(name):
     model = opinionated(VARIANTS[name]).eval()
     ids = torch.randint(257, (2, 60), generator=torch.Generator().manual_seed(3))
-    cached, plain = NextLogits(model), NextLogits(model, use_cache=False)
+    cached = NextLogits(model)
+    plain = NextLogits(model, use_cache=False)
     with torch.no_grad():
         for n in (1, 2, 5, *range(6, 61)):  # also several columns in one go
             torch.testing.assert_close(cached(ids[:, :n]), plain(ids[:, :n]), rtol=1e-4, atol=2e-4)
@@ -136,15 +130,13 @@ def test_the_scores_with_a_cache_are_those_without_at_every_length(name):
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_rows_of_a_ragged_batch_are_what_they_are_alone(name, use_cache):
-    model, g = opinionated(VARIANTS[name]), torch.Generator().manual_seed(0)
-    prompts = [
-        torch.randint(257, (n,), generator=g).tolist() for n in (3, 1, 16, 9, 30, 17)
-    ]  # the context is 16
+    model = opinionated(VARIANTS[name])
+    g = torch.Generator().manual_seed(0)
+    lengths = (3, 1, 16, 9, 30, 17)  # the context is 16
+    prompts = [torch.randint(257, (n,), generator=g).tolist() for n in lengths]
     together = generate_batch(model, prompts, 40, temperature=0, use_cache=use_cache)
     for prompt, row in zip(prompts, together):
-        reference = torch.stack(
-            list(generate_tokens(model, torch.tensor([prompt]), 40, temperature=0, use_cache=False))
-        )
+        reference = tokens_of(model, torch.tensor([prompt]), 40, temperature=0, use_cache=False)
         assert row == reference[:, 0].tolist() and len(set(row)) > 5  # not one token over and over
 
 
@@ -153,18 +145,16 @@ def test_rows_of_a_ragged_batch_are_what_they_are_alone(name, use_cache):
 def test_ragged_batches_of_any_lengths_are_what_they_are_alone(lengths, new):
     model = opinionated(VARIANTS["llama"])
     prompts = [[(7 * i + 13 * n) % 257 for i in range(n)] for n in lengths]
-    assert generate_batch(model, prompts, new, temperature=0) == [
-        generate_batch(model, [p], new, temperature=0)[0] for p in prompts
-    ]
+    together = generate_batch(model, prompts, new, temperature=0)
+    assert together == [generate_batch(model, [p], new, temperature=0)[0] for p in prompts]
 
 
 def test_each_row_draws_from_its_own_seed(model):
     prompts = [[1, 2, 3], [9], [1, 2, 3], [4] * 20]
     together = generate_batch(model, prompts, 12, seed=5)
     assert together == [generate_batch(model, [p], 12, seed=5 + r)[0] for r, p in enumerate(prompts)]
-    assert (
-        together == generate_batch(model, prompts, 12, seed=5) != generate_batch(model, prompts, 12, seed=6)
-    )
+    assert together == generate_batch(model, prompts, 12, seed=5)
+    assert together != generate_batch(model, prompts, 12, seed=6)
     assert together[0] != together[2]  # one prompt, two seeds
     assert generate_batch(model, prompts, 12) != generate_batch(model, prompts, 12)
     seeded = generate_tokens(model, torch.tensor([[9]]), 12, generator=torch.Generator().manual_seed(6))
@@ -214,11 +204,10 @@ def test_what_the_model_sees_is_never_empty_nor_too_long_and_only_moves_on(n, bl
 
 def test_a_seed_repeats_the_text_and_rows_differ(model):
     prompt = torch.zeros(8, 1, dtype=torch.long)
-    draw = lambda seed: torch.stack(
-        list(generate_tokens(model, prompt, 5, generator=torch.Generator().manual_seed(seed)))
-    )
-    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
-    assert len(set(draw(1)[0].tolist())) > 1  # also the first token
+    one = tokens_of(model, prompt, 5, seed=1)
+    assert torch.equal(one, tokens_of(model, prompt, 5, seed=1))
+    assert not torch.equal(one, tokens_of(model, prompt, 5, seed=2))
+    assert len(set(one[0].tolist())) > 1  # also the first token
 
 
 def test_greedy_equals_the_argmax_of_the_model(model):
@@ -229,9 +218,7 @@ def test_greedy_equals_the_argmax_of_the_model(model):
 
 
 def test_ids_of_the_padding_are_never_drawn(model):
-    tokens = torch.stack(
-        list(generate_tokens(model, torch.zeros(64, 1, dtype=torch.long), 15, temperature=50.0))
-    )
+    tokens = tokens_of(model, torch.zeros(64, 1, dtype=torch.long), 15, temperature=50.0)
     assert model.wte.num_embeddings > 257 > tokens.max() >= 200
 
 
@@ -248,7 +235,9 @@ class Scripted(torch.nn.Module):
 
     def __init__(self, ids):
         super().__init__()
-        self.config, self.ids, self.at = GPTConfig.gpt2(**SMALL), ids, 0
+        self.config = GPTConfig.gpt2(**SMALL)
+        self.ids = ids
+        self.at = 0
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, idx, cache=None):
@@ -275,70 +264,28 @@ def test_an_empty_prompt_and_one_longer_than_the_context_work(model):
         next(generate_tokens(model, torch.zeros(1, 0, dtype=torch.long), 1))
 
 
-@pytest.mark.parametrize("bad, name", [(dict(temperature=-1.0), "temperature"), (dict(temperature=float("nan")), "temperature"),
-                                       (dict(temperature=float("inf")), "temperature"),
-                                       (dict(top_k=-1), "top_k"), (dict(top_p=0.0), "top_p"), (dict(top_p=1.5), "top_p")])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad, name",
+    [
+        (dict(temperature=-1.0), "temperature"),
+        (dict(temperature=float("nan")), "temperature"),
+        (dict(temperature=float("inf")), "temperature"),
+        (dict(top_k=-1), "top_k"),
+        (dict(top_p=0.0), "top_p"),
+        (dict(top_p=1.5), "top_p"),
+    ],
+)
 def test_sampling_settings_that_mean_nothing_are_refused(bad, name):
     with pytest.raises(UserError, match=name):
         check_sampling(**{**dict(temperature=1.0, top_k=0, top_p=1.0), **bad})
 
 
-def test_the_command_writes_text_and_answers_mistakes_with_2(model, tmp_path, capsys):
-    save_checkpoint(tmp_path / "run/checkpoints/step_000001", copy.deepcopy(model), ByteTokenizer())
-    run = str(tmp_path / "run")
-    assert main([run, "--prompt", "Hello", "--max-new-tokens", "8", "--seed", "1", "--device", "cpu"]) == 0
-    first = capsys.readouterr().out
-    assert first.startswith("Hello")
-    main([run, "--prompt", "Hello", "--max-new-tokens", "8", "--seed", "1", "--device", "cpu"])
-    assert capsys.readouterr().out == first
-    for wrong, named in [(["nowhere"], "nowhere"), ([run, "--top-p", "7"], "top_p = 7"), ([run, "--device", "tpu"], "tpu"), ([], "run"),
-                         ([run, "--top-k", "many"], "--top-k"), ([run, "--num-samples", "0"], "num_samples = 0"), ([run, "--tmperature", "1"], "--tmperature"),
-                         ([run, "--max-new-tokens", "-3"], "max_new_tokens = -3"), ([run, "--best"], "validation loss")]:  # fmt: skip
-        assert main(wrong) == 2
-        out, err = capsys.readouterr()
-        assert err.startswith("error: ") and err.count("\n") == 1 and named in err and out == ""
-
-
-def test_several_prompts_and_samples_are_written_in_one_batch_as_they_would_be_alone(model, tmp_path, capsys):
-    save_checkpoint(tmp_path / "c", copy.deepcopy(model), ByteTokenizer())
-    how = [str(tmp_path / "c"), "--max-new-tokens", "8", "--device", "cpu"]
-    assert (
-        main([*how, "--prompt", "Hello", "--prompt", "A longer one", "--num-samples", "2", "--seed", "3"])
-        == 0
-    )
-    texts = capsys.readouterr().out.removesuffix("\n").split("\n" + "-" * 40 + "\n")
-    assert len(texts) == 4 and texts[0] != texts[1]
-    for i, (prompt, text) in enumerate(zip(["Hello", "Hello", "A longer one", "A longer one"], texts)):
-        main([*how, "--prompt", prompt, "--seed", str(3 + i)])
-        assert capsys.readouterr().out == text + "\n"
-
-
-def test_a_prompt_longer_than_the_context_says_what_the_model_sees(model, tmp_path, capsys):
-    save_checkpoint(tmp_path / "c", copy.deepcopy(model), ByteTokenizer())
-    assert main([str(tmp_path / "c"), "--prompt", "x" * 30, "--max-new-tokens", "4", "--device", "cpu"]) == 0
-    out, err = capsys.readouterr()
-    assert (
-        out.startswith("x" * 30)
-        and err == "note: the prompt has 31 tokens, the context 16: the model sees its last 15\n"
-    )
-
-
 def test_texts_of_a_batch_are_those_of_the_stream(model):
     prompts = ["", "Hello", "n" * 40]
     texts = generate_texts(model, ByteTokenizer(), prompts, 20, seed=7)
-    assert texts == [
-        "".join(stream_text(model, ByteTokenizer(), p, 20, seed=7 + i)) for i, p in enumerate(prompts)
-    ]
+    for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        assert text == "".join(stream_text(model, ByteTokenizer(), prompt, 20, seed=7 + i))
 
 
 def test_a_text_begins_as_documents_do():
     assert prompt_ids(ByteTokenizer(), "") == [256] and prompt_ids(ByteTokenizer(), "ab") == [256, 97, 98]
-
-
-def test_a_prompt_with_characters_the_tokenizer_does_not_know_is_one_sentence(tmp_path, capsys):
-    tokenizer = CharTokenizer.train("abc")
-    save_checkpoint(
-        tmp_path / "c", GPT(GPTConfig.gpt2(**{**SMALL, "vocab_size": tokenizer.n_vocab})), tokenizer
-    )
-    assert main([str(tmp_path / "c"), "--prompt", "abx", "--device", "cpu"]) == 2
-    assert "x" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Initialisation: what each scheme sets, first losses by closed form, how streams grow with depth and width, the meters."""
+"""Initialisation: what each scheme sets, first losses by closed form, growth with depth and width, meters."""
 
 import math
 
@@ -21,11 +21,9 @@ class Branch(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.ln, self.c_fc, self.c_proj = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
+        self.ln = nn.LayerNorm(width)
+        self.c_fc = nn.Linear(width, 4 * width)
+        self.c_proj = nn.Linear(4 * width, width)
 
     def forward(self, x):
         return x + self.c_proj(F.relu(self.c_fc(self.ln(x))))
@@ -35,9 +33,8 @@ class Stack(nn.Module):
     def __init__(self, width=128, n_layer=4, vocab=100):
         super().__init__()
         self.wte = nn.Embedding(vocab, width)
-        self.h = nn.ModuleList(
-            Branch(width) for _ in range(2 * n_layer)
-        )  # two additions a layer, as attention and MLP
+        # two additions a layer, as attention and MLP
+        self.h = nn.ModuleList(Branch(width) for _ in range(2 * n_layer))
         self.norm = nn.RMSNorm(width)
         self.lm_head = nn.Linear(width, vocab, bias=False)
 
@@ -55,18 +52,14 @@ def seeded(seed=0):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_weight_has_the_deviation_of_its_role_and_every_bias_and_norm_its_constant(scheme):
     model = init_weights(Stack(256, 6, 500), n_layer=6, scheme=scheme, generator=seeded())
-    want = {  # closed forms, written out again
-        "torch": {
-            "wte": 1,
-            "c_fc": (3 * 256) ** -0.5,
-            "c_proj": (3 * 1024) ** -0.5,
-            "lm_head": (3 * 256) ** -0.5,
-        },
-        "normal": {"wte": 0.02, "c_fc": 0.02, "c_proj": 0.02, "lm_head": 0.02},
-        "gpt2": {"wte": 0.02, "c_fc": 0.02, "c_proj": 0.02 / math.sqrt(12), "lm_head": 0.02},
-        "zero": {"wte": 0.02, "c_fc": 0.02, "c_proj": 0, "lm_head": 0},
-        "mup": {"wte": 1, "c_fc": 1 / 16, "c_proj": 1 / 32 / math.sqrt(12), "lm_head": 1 / 256},
-    }[scheme]
+    closed_forms = {
+        "torch": (1, (3 * 256) ** -0.5, (3 * 1024) ** -0.5, (3 * 256) ** -0.5),
+        "normal": (0.02, 0.02, 0.02, 0.02),
+        "gpt2": (0.02, 0.02, 0.02 / math.sqrt(12), 0.02),
+        "zero": (0.02, 0.02, 0, 0),
+        "mup": (1, 1 / 16, 1 / 32 / math.sqrt(12), 1 / 256),
+    }
+    want = dict(zip(("wte", "c_fc", "c_proj", "lm_head"), closed_forms[scheme]))
     for name, p in model.named_parameters():
         role = name.split(".")[-2]
         if p.dim() == 2:
@@ -81,7 +74,8 @@ def test_every_weight_has_the_deviation_of_its_role_and_every_bias_and_norm_its_
 
 
 def test_torchs_scheme_is_the_distribution_that_a_fresh_linear_has():
-    ours, theirs = nn.Linear(300, 400), nn.Linear(300, 400)
+    ours = nn.Linear(300, 400)
+    theirs = nn.Linear(300, 400)
     init_weights(nn.ModuleDict({"a": ours}), 1, "torch", generator=seeded())
     for a, b in zip(ours.parameters(), theirs.parameters()):
         assert a.abs().max().item() == pytest.approx(b.abs().max().item(), rel=0.02)
@@ -146,7 +140,8 @@ def test_what_the_branches_add_to_the_stream_does_not_depend_on_the_depth(n_laye
             model(torch.randint(100, (8, 32), generator=seeded(1)))
         first, last = stats.table(figure="std")[:, 0].tolist()
         added[scheme] = math.sqrt(last**2 - first**2)
-    # a branch writes std 0.02·√(512·E[relu²]) with E[relu²] = 0.02²·128/2, and 2·n_layer of them add up like random steps
+    # a branch writes std 0.02·√(512·E[relu²]) with E[relu²] = 0.02²·128/2
+    # and 2·n_layer of them add up like random steps
     one = 0.02 * math.sqrt(512 * 0.02**2 * 128 / 2)
     assert added["gpt2"] == pytest.approx(one, rel=0.15)
     assert added["normal"] == pytest.approx(one * math.sqrt(2 * n_layer), rel=0.15)
@@ -155,18 +150,17 @@ def test_what_the_branches_add_to_the_stream_does_not_depend_on_the_depth(n_laye
 @pytest.mark.parametrize("variant", ["llama", "modern"])
 def test_the_first_loss_of_a_zero_head_is_exactly_the_log_of_the_vocabulary(variant):
     for vocab in (65, 100, 128, 1000):  # padded and not
-        model = GPT(
-            getattr(GPTConfig, variant)(
-                vocab_size=vocab, block_size=16, n_layer=2, n_head=2, n_embd=32, init="zero"
-            )
-        )
+        sizes = dict(vocab_size=vocab, block_size=16, n_layer=2, n_head=2, n_embd=32)
+        config = getattr(GPTConfig, variant)(**sizes, init="zero")
+        model = GPT(config)
         idx = torch.randint(vocab, (4, 16))
         assert model(idx, idx)[1].item() == pytest.approx(math.log(vocab), abs=1e-6)
 
 
 @pytest.mark.parametrize("std", [0.02, 0.05])
 def test_the_first_loss_of_an_untied_head_is_log_v_plus_half_its_variance_times_the_width(std):
-    width, vocab = 256, 4096
+    width = 256
+    vocab = 4096
     model = GPT(GPTConfig.llama(vocab_size=vocab, block_size=64, n_layer=2, n_head=4, n_embd=width))
     init_weights(model, 2, "gpt2", std=std, generator=seeded())
     idx, targets = (torch.randint(vocab, (16, 64), generator=seeded(s)) for s in (1, 2))
@@ -180,8 +174,12 @@ def test_the_first_loss_of_an_untied_head_is_log_v_plus_half_its_variance_times_
 def coordinate(scheme, width, lr_by_fan_in, steps=3):
     "RMS of the logits and of the stream after a few Adam steps."
     model = init_weights(Stack(width, 2, 64), 2, scheme, generator=seeded())
-    groups = [{"params": [m.weight], "lr": 0.01 / (m.in_features / 64 if lr_by_fan_in and isinstance(m, nn.Linear) else 1)}
-              for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)]  # fmt: skip
+    groups = []
+    for m in model.modules():
+        if isinstance(m, nn.Linear) and lr_by_fan_in:
+            groups.append({"params": [m.weight], "lr": 0.01 / (m.in_features / 64)})
+        elif isinstance(m, nn.Linear | nn.Embedding):
+            groups.append({"params": [m.weight], "lr": 0.01})
     opt = torch.optim.Adam(groups)
     idx = torch.randint(64, (8, 33), generator=seeded(1))
     for _ in range(steps):
@@ -204,12 +202,18 @@ def test_coordinate_check_mup_keeps_its_activations_as_the_width_grows_and_gpt2_
 @given(st.integers(0, 10**6))
 def test_the_meter_agrees_with_numbers_computed_by_hand(seed):
     model = init_weights(Stack(16, 1), 1, "torch", generator=seeded(seed))
+    kept = []
+
+    def keep(module, args, output):
+        output.retain_grad()
+        kept.append(output)
+
     with ActivationStats(model, ["h.0", "lm_head"]) as stats:
-        kept = []
-        handle = model.h[0].register_forward_hook(lambda m, i, o: (o.retain_grad(), kept.append(o))[0])
+        handle = model.h[0].register_forward_hook(keep)
         model(torch.arange(10)[None]).square().sum().backward()
         handle.remove()
-    out, grad = kept[0].detach().double(), kept[0].grad.double()
+    out = kept[0].detach().double()
+    grad = kept[0].grad.double()
     for row, x in ((stats.act["h.0"][0], out), (stats.grad["h.0"][0], grad)):
         assert row["mean"] == pytest.approx(x.mean().item(), rel=1e-4, abs=1e-6)
         assert row["std"] == pytest.approx(x.std(unbiased=False).item(), rel=1e-4)

@@ -22,11 +22,13 @@ def work_on(path):
 
 def test_start_writes_all_notebooks_of_a_number_and_one_by_its_name(folder):
     assert {p.name for p in start("11", folder=folder)} >= {"11_schedule.ipynb", "11_schedule_finder.ipynb"}
-    assert (
-        [p.name for p in start("10_adamw", folder=folder)]
-        == ["10_adamw.ipynb"]
-        == [p.name for p in start("adamw", ["adamw_update"], folder)]
-    )
+    assert [p.name for p in start("10_adamw", folder=folder)] == ["10_adamw.ipynb"]
+    assert [p.name for p in start("adamw", ["adamw_update"], folder)] == ["10_adamw.ipynb"]
+
+
+def test_the_notebooks_of_chapters_and_side_pages_lie_in_one_folder(folder):
+    assert start("03_data", folder=folder) == [folder / "03_data.ipynb"]
+    assert start("data.stream", folder=folder) == [folder / "03_data_stream.ipynb"]
 
 
 def test_only_finds_the_notebook_of_a_number_that_has_the_function(folder):
@@ -36,16 +38,14 @@ def test_only_finds_the_notebook_of_a_number_that_has_the_function(folder):
 
 
 def test_a_notebook_that_was_worked_on_is_not_overwritten_and_then_none_is(folder):
-    for path in start("11", folder=folder):
-        path.unlink() if path.stem == "11_schedule" else None
+    start("11", folder=folder)
+    (folder / "11_schedule.ipynb").unlink()
     text = work_on(folder / "11_schedule_finder.ipynb")
-    with pytest.raises(
-        UserError, match="11_schedule_finder.ipynb was worked on and stays as it is: reset 11_schedule_finder"
-    ):
+    said = "11_schedule_finder.ipynb was worked on and stays as it is: reset 11_schedule_finder"
+    with pytest.raises(UserError, match=said):
         start("11", folder=folder)
-    assert (folder / "11_schedule_finder.ipynb").read_text() == text and not (
-        folder / "11_schedule.ipynb"
-    ).exists()
+    assert (folder / "11_schedule_finder.ipynb").read_text() == text
+    assert not (folder / "11_schedule.ipynb").exists()
 
 
 def test_an_untouched_notebook_may_be_written_again_and_outputs_do_not_count(folder):
@@ -74,11 +74,9 @@ def test_reset_keeps_every_version_and_gives_a_clean_one(folder):
         assert path.read_text() == clean
     path.write_text("broken")
     reset("10", folder)
-    assert (
-        len({old for old, _ in kept}) == 3
-        and all(old.read_text() == text for old, text in kept)
-        and path.read_text() == clean
-    )
+    assert len({old for old, _ in kept}) == 3
+    assert all(old.read_text() == text for old, text in kept)
+    assert path.read_text() == clean
 
 
 def test_reset_all_leaves_a_clean_state_whatever_was_broken(folder):
@@ -88,20 +86,15 @@ def test_reset_all_leaves_a_clean_state_whatever_was_broken(folder):
     with pytest.raises(UserError, match="progress.json cannot be read.*reset --all"):
         Progress(folder)
     moved = reset(None, folder)
-    assert {p.read_text() for p in moved} == {"broken", "broken too"} and [
-        p.name for p in folder.iterdir()
-    ] == ["old"]
+    assert {p.read_text() for p in moved} == {"broken", "broken too"}
+    assert [p.name for p in folder.iterdir()] == ["old"]
     assert "solved, " not in overview("10", folder) and reset(None, folder) == []
 
 
 def test_hints_come_one_by_one_are_counted_and_show_is_remembered(folder):
     said = [hint("10", "adamw_update", folder) for _ in range(4)]
-    assert (
-        len(set(said)) == 3
-        and said[2] == said[3]
-        and "hint 1 of 3" in said[0]
-        and "show 10_adamw adamw_update" in said[2]
-    )
+    assert len(set(said)) == 3 and said[2] == said[3]
+    assert "hint 1 of 3" in said[0] and "show 10_adamw adamw_update" in said[2]
     assert Progress(folder).word("10_adamw", "adamw_update") == "open, 3 hints"
     assert "p.addcdiv_(exp_avg, denom, value=-step_size)" in show("10", "adamw_update", folder)
     assert Progress(folder).word("10_adamw", "adamw_update") == "open, 3 hints, shown"
@@ -123,11 +116,8 @@ def test_progress_survives_and_is_listed(folder):
     }
     n = len(exercises_of(find_project(), "10_adamw"))
     text = overview("10", folder)
-    assert (
-        f"1 of {n:2d} solved" in text
-        and "adamw_update                       solved, 1 hint" in text
-        and f"1 of {n} functions solved" in text
-    )
+    assert f"1 of {n:2d} solved" in text and f"1 of {n} functions solved" in text
+    assert "adamw_update                       solved, 1 hint" in text
 
 
 def test_a_reset_function_is_open_again_and_its_hints_are_remembered(folder):
@@ -136,3 +126,12 @@ def test_a_reset_function_is_open_again_and_its_hints_are_remembered(folder):
     progress.save()
     reset("10", folder)
     assert Progress(folder).word("10_adamw", "adamw_update") == "open, 2 hints, shown"
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"10_adamw": []}', '{"10_adamw": {"adamw_update": 1}}', "{"])
+def test_a_progress_file_that_is_no_table_is_told_and_left(folder, text):
+    folder.mkdir()
+    (folder / "progress.json").write_text(text)
+    with pytest.raises(UserError, match="progress.json cannot be read"):
+        Progress(folder)
+    assert (folder / "progress.json").read_text() == text

@@ -1,5 +1,6 @@
 """Verdicts on a project of one chapter, so small that a check takes a second; and one on the real project."""
 
+import copy
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tinygpt.learn.book import find_project, make_notebook, read_notebook
+from tinygpt.learn.book import find_project, is_exported, make_notebook, page_path, read_notebook
 from tinygpt.learn.judge import RAN, copy_project, find_tests, judge, run_tests
 from tinygpt.learn.overlay import read_work
 
@@ -34,7 +35,8 @@ def scale(x):
 def elsewhere(x):
     "x plus one, computed in another process."
     import subprocess, sys
-    return int(subprocess.run([sys.executable, "-c", f"import tinygpt.toy; print(tinygpt.toy.add({x}, 1))"], capture_output=True, text=True).stdout)
+    code = f"import tinygpt.toys.toy; print(tinygpt.toys.toy.add({x}, 1))"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
 
 
 def unused(x):
@@ -42,7 +44,7 @@ def unused(x):
     return x
 """
 TESTS = """import pytest
-from tinygpt import toy
+from tinygpt.toys import toy
 
 
 def test_adding_is_what_python_does():
@@ -76,32 +78,39 @@ def test_another_process_has_the_same_functions():
 
 @pytest.fixture
 def project(tmp_path):
-    for folder in ("tinygpt", "tests", "nbs"):
-        (tmp_path / folder).mkdir()
+    "A project with a module toys.toy, and another toy beside it that must not be taken for it."
+    for folder in ("tinygpt/toys", "tests", "nbs/more"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "tinygpt/__init__.py").touch()
-    (tmp_path / "tinygpt/toy.py").write_text(MODULE)
-    (tmp_path / "tests/test_toy.py").write_text(TESTS)
-    cells = [
-        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": f"#| export\n{source}"}
-        for i, source in enumerate(MODULE.split("\n\n\n"))
-    ]
-    (tmp_path / "nbs/05_toy.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
+    (tmp_path / "tinygpt/toys/__init__.py").touch()
+    (tmp_path / "tinygpt/toys/toy.py").write_text(MODULE)
+    (tmp_path / "tinygpt/toy.py").write_text(OTHER)
+    (tmp_path / "tests/test_toys_toy.py").write_text(TESTS)
+    cells = [{"cell_type": "code", "id": "module", "metadata": {}, "source": "#| default_exp toys.toy"}]
+    for i, source in enumerate(MODULE.split("\n\n\n")):
+        cell = {"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": f"#| export\n{source}"}
+        cells.append(cell)
+    (tmp_path / "nbs/more/05_toy.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
     return tmp_path
 
 
+# waits for ever, in a line at which toys/toy.py is in `total`
+OTHER = "def wait():\n" + "\n" * 10 + "    while True: pass\n"
+
+
 def verdicts(project, seconds=10.0, names=None, holes=("unused",), **bodies):
-    "name -> verdict, for a learner who wrote these bodies; the other functions are as the chapter has them, or holes."
-    nb, chapter = read_notebook(project / "nbs/05_toy.ipynb"), read_notebook(project / "nbs/05_toy.ipynb")
-    for cell in nb["cells"]:
+    "name -> verdict, for a learner who wrote these bodies; other functions are the chapter's, or holes."
+    chapter = read_notebook(page_path(project, "05_toy"))
+    nb = copy.deepcopy(chapter)
+    for cell in filter(is_exported, nb["cells"]):
         name = cell["source"].split("def ")[1].split("(")[0]
         head, doc, _ = cell["source"].split('"', 2)
-        if body := bodies.get(name) or (name in holes and f'raise NotImplementedError("hole: {name}")'):
+        hole = f'raise NotImplementedError("hole: {name}")' if name in holes else None
+        if body := bodies.get(name, hole):
             cell["source"] = f'{head}"{doc}"\n    {body}'
     told = []
-    result = {
-        v.name: v for v in judge(project, read_work(nb, chapter, "05_toy"), names, seconds, told.append)
-    }
-    return result, told
+    work = read_work(nb, chapter, "05_toy")
+    return {v.name: v for v in judge(project, work, names, seconds, told.append)}, told
 
 
 def states(result):
@@ -110,84 +119,81 @@ def states(result):
 
 def test_right_solutions_pass_holes_are_holes_and_what_no_test_runs_is_not_called_right(project):
     result, told = verdicts(project, holes=("scale",), total="return sum(items)")
-    assert states(result) == dict(
-        add="passes", total="passes", scale="hole", elsewhere="passes", unused="not run"
-    )
+    expected = dict(add="passes", total="passes", scale="hole", elsewhere="passes", unused="not run")
+    assert states(result) == expected
     assert len(told) == 1 and result["unused"].why == "no test on this machine runs it"
 
 
 def test_two_wrong_functions_each_have_their_own_reason_and_nothing_of_the_project_is_changed(project):
-    look = lambda: {
-        str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in project.rglob("*") if p.is_file()
-    }
-    copies = lambda: {p.parent for p in Path(tempfile.gettempdir()).glob("*/tinygpt/toy.py")}
+    def look():
+        files = [p for p in project.rglob("*") if p.is_file()]
+        return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+    def copies():
+        return {p.parent for p in Path(tempfile.gettempdir()).glob("*/tinygpt/toys/toy.py")}
+
     before = look(), copies()
     result, _ = verdicts(project, add="return a - b", scale="open('new', 'w').close(); return 11 * x")
-    assert states(result) == dict(
-        add="fails", total="passes", scale="fails", elsewhere="passes", unused="hole"
-    )
-    assert "assert -1 == 5" in result["add"].why and result["scale"].why.startswith(
-        "ten times: assert 22 == 20"
-    )
+    expected = dict(add="fails", total="passes", scale="fails", elsewhere="passes", unused="hole")
+    assert states(result) == expected
+    assert "assert -1 == 5" in result["add"].why
+    assert result["scale"].why.startswith("ten times: assert 22 == 20")
     assert (look(), copies()) == before
 
 
+def test_only_the_functions_that_are_asked_about_are_judged(project):
+    result, told = verdicts(project, names=["scale", "unused"], add="return a - b")
+    assert states(result) == dict(scale="passes", unused="hole") and len(told) == 1
+
+
 def test_a_function_that_is_wrong_only_in_another_process_fails(project):
-    result, _ = verdicts(
-        project, add="import __main__, os; return a + b + (not hasattr(__main__, '__file__'))"
-    )
-    assert (
-        states(result)["add"] == "fails"
-        and "another process" in result["add"].why
-        and states(result)["elsewhere"] == "passes"
-    )
+    body = "import __main__, os; return a + b + (not hasattr(__main__, '__file__'))"
+    result, _ = verdicts(project, add=body)
+    assert states(result)["add"] == "fails" and "another process" in result["add"].why
+    assert states(result)["elsewhere"] == "passes"
 
 
 def test_functions_that_fail_only_together_are_told_so(project):
-    project.joinpath("tests/test_toy.py").write_text(
-        "from tinygpt import toy\n\n\ndef test_units():\n    assert toy.scale(1) * toy.add(1, 1) != 22 * 3\n"
-    )
+    test = "def test_units():\n    assert toy.scale(1) * toy.add(1, 1) != 22 * 3\n"
+    project.joinpath("tests/test_toys_toy.py").write_text(f"from tinygpt.toys import toy\n\n\n{test}")
     result, _ = verdicts(project, add="return (a + b) * 3", scale="return 11 * x")
     assert states(result)["add"] == states(result)["scale"] == "fails"
     assert result["add"].why.startswith("only together with your other functions: units: ")
 
 
 def test_a_function_that_passes_only_with_the_help_of_a_wrong_one_fails(project):
-    result, told = verdicts(
-        project,
-        add="return a + b + 1",
-        total="result = 0\n    for item in items:\n        result = add(result, item)\n    return result - len(items)",
-    )
-    assert states(result) == dict(
-        add="fails", total="fails", scale="passes", elsewhere="passes", unused="hole"
-    )
-    assert "6" in result["total"].why and any(
-        "test_the_total_of_three with your 3 functions" in line for line in told
-    )
+    loop = "result = 0\n    for item in items:\n        result = add(result, item)\n    return result"
+    result, told = verdicts(project, add="return a + b + 1", total=f"{loop} - len(items)")
+    expected = dict(add="fails", total="fails", scale="passes", elsewhere="passes", unused="hole")
+    assert states(result) == expected
+    assert "6" in result["total"].why
+    assert any("test_the_total_of_three with your 3 functions" in line for line in told)
 
 
 def test_an_endless_loop_is_named_and_the_others_are_still_judged(project):
     result, _ = verdicts(project, seconds=2.0, total="while True: pass", scale="return 11 * x")
-    assert states(result) == dict(
-        add="passes", total="fails", scale="fails", elsewhere="passes", unused="hole"
-    )
-    assert (
-        result["total"].why
-        == "endless loop? A test was stopped after 2 s: the total of three (it was in total)"
-    )
+    expected = dict(add="passes", total="fails", scale="fails", elsewhere="passes", unused="hole")
+    assert states(result) == expected
+    said = "endless loop? A test was stopped after 2 s: the total of three (it was in total)"
+    assert result["total"].why == said
+
+
+def test_a_line_of_another_module_of_the_same_name_accuses_nobody(project):
+    result, _ = verdicts(project, seconds=2.0, add="from tinygpt.toy import wait; return wait()")
+    assert "(it was in add)" in result["add"].why and states(result)["total"] == "passes"
 
 
 def test_a_loop_that_catches_everything_is_stopped_too(project):
-    result, _ = verdicts(
-        project,
-        seconds=1.5,
-        scale="\n    while True:\n        try:\n            while True:\n                pass\n        except BaseException:\n            pass",
-    )
-    assert (
-        states(result)["scale"] == "fails"
-        and "endless loop" in result["scale"].why
-        and states(result)["add"] == "passes"
-    )
+    stubborn = """
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass"""
+    result, _ = verdicts(project, seconds=1.5, scale=stubborn)
+    assert states(result)["scale"] == "fails" and "endless loop" in result["scale"].why
+    assert states(result)["add"] == "passes"
 
 
 def test_a_function_that_ends_the_process_fails(project):
@@ -200,10 +206,12 @@ def alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return (
-        Path(f"/proc/{pid}/stat").exists() is False
-        or Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    )
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+# holds the interpreter's lock: no thread of Python can end it
+HANG = "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 30)); ctypes.PyDLL(None).pause()"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
@@ -212,18 +220,17 @@ def test_processes_that_a_test_leaves_behind_are_ended_also_when_pytest_hangs(
     project, tmp_path_factory, hangs
 ):
     note = tmp_path_factory.mktemp("note") / "pid"
-    wait = (
-        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 30)); ctypes.PyDLL(None).pause()"
-        if hangs
-        else "pass"
-    )  # holds the interpreter's lock: no thread of Python can end it
-    project.joinpath("tests/test_toy.py").write_text(
-        "import ctypes, signal, subprocess, sys\n\ndef test_it():\n    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
-        f"    open({str(note)!r}, 'w').write(str(child.pid))\n    {wait}\n"
-    )
+    test = f"""import ctypes, signal, subprocess, sys
+
+def test_it():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    open({str(note)!r}, "w").write(str(child.pid))
+    {HANG if hangs else "pass"}
+"""
+    project.joinpath("tests/test_toys_toy.py").write_text(test)
     folder = tmp_path_factory.mktemp("copy")
     copy_project(project, folder)
-    [result] = run_tests(folder, ["tests/test_toy.py"], seconds=1.0, total=8.0 if hangs else 60.0)
+    [result] = run_tests(folder, ["tests/test_toys_toy.py"], seconds=1.0, total=8.0 if hangs else 60.0)
     assert result["outcome"] == ("failed" if hangs else "passed") and (not hangs or result["late"])
     for _ in range(50):
         if not alive(int(note.read_text())):
@@ -235,35 +242,44 @@ def test_processes_that_a_test_leaves_behind_are_ended_also_when_pytest_hangs(
 def test_a_project_is_copied_where_it_could_be_changed_and_linked_elsewhere(tmp_path):
     root = find_project()
     copy_project(root, tmp_path)
-    assert (tmp_path / "tinygpt/adamw.py").read_bytes() == (root / "tinygpt/adamw.py").read_bytes() and not (
-        tmp_path / "tinygpt"
-    ).is_symlink()
-    assert (
-        not (tmp_path / "tests").is_symlink()
-        and (tmp_path / "nbs/10_adamw.ipynb").exists()
-        and (tmp_path / "settings.ini").exists()
-    )
+    for module in ("adamw.py", "data/stream.py", "data/__init__.py"):
+        copied = tmp_path / "tinygpt" / module
+        assert copied.read_bytes() == (root / "tinygpt" / module).read_bytes()
+        assert copied.resolve() == tmp_path.resolve() / "tinygpt" / module
+    assert not (tmp_path / "tests").is_symlink() and (tmp_path / "nbs").is_symlink()
+    assert (tmp_path / "nbs/10_adamw.ipynb").exists() and (tmp_path / "settings.ini").exists()
 
 
-def test_modules_without_a_test_file_of_their_own_are_tested_by_those_that_import_them():
+def test_modules_without_a_test_file_of_their_own_are_tested_by_those_that_import_them(tmp_path):
     root = find_project()
-    assert find_tests(root, "adamw") == ["tests/test_adamw.py"] and "tests/test_zero.py" in find_tests(
-        root, "zero_wire"
-    )
+    assert find_tests(root, "adamw") == ["tests/test_adamw.py"]
+    assert find_tests(root, "data.stream") == ["tests/test_data_stream.py"]
+    (tmp_path / "tests").mkdir()
+    for name, source in {
+        "a": "from tinygpt.data.stream import open_stream",
+        "b": "from tinygpt.data import pack, stream",
+        "c": "from tinygpt.data import (\n    pack,\n    stream as s,\n)",
+        "d": "import tinygpt.data.stream as stream",
+        "e": "from tinygpt import stream\nfrom tinygpt.data import pack",
+        "f": "from tinygpt.data.streams import open_stream",
+        "g": "from tinygpt import wire",
+    }.items():
+        (tmp_path / f"tests/test_{name}.py").write_text(source)
+    assert find_tests(tmp_path, "data.stream") == [f"tests/test_{name}.py" for name in "abcd"]
+    assert find_tests(tmp_path, "wire") == ["tests/test_g.py"]
+    assert find_tests(tmp_path, "zero") == []
 
 
 def test_a_solution_of_the_real_project_written_in_another_way_passes():
     root = find_project()
     nb = make_notebook(root, "03_data_pack", only=["Lane.wants"])
+    hole = 'raise NotImplementedError("hole: Lane.wants")'
+    solution = "return tuple(self.cursor[:2]) <= (chunk, document)"
     for cell in nb["cells"]:
-        cell["source"] = cell["source"].replace(
-            'raise NotImplementedError("hole: Lane.wants")',
-            "return tuple(self.cursor[:2]) <= (chunk, document)",
-        )
-    work = read_work(nb, read_notebook(root / "nbs/03_data_pack.ipynb"), "03_data_pack")
-    assert {v.name: v.state for v in judge(root, work)} == {"Lane.wants": "passes"} | {
-        n: "given" for n in work.given
-    }
+        cell["source"] = cell["source"].replace(hole, solution)
+    work = read_work(nb, read_notebook(page_path(root, "03_data_pack")), "03_data_pack")
+    expected = {"Lane.wants": "passes", **dict.fromkeys(work.given, "given")}
+    assert {v.name: v.state for v in judge(root, work)} == expected
 
 
 def test_a_note_breaks_no_graph_and_is_made_all_the_same():

@@ -1,4 +1,4 @@
-"""Predicted bytes against those that autograd, the optimizers, the allocator and the operating system count."""
+"""Predicted bytes against what autograd, the optimizers, the allocator and the operating system count."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.measure.memory import (  # fmt: skip
+from tinygpt.measure.memory import (
     activation_bytes,
     available_memory,
     largest_batch,
@@ -47,12 +47,11 @@ SIZES = {  # name: (shape, rows): dominated by the loss, by the blocks, by weigh
 
 def saved_for_backward(config, rows, dtype):
     "Bytes of the storages that autograd keeps after a forward pass, weights and batch left out."
-    model, x = GPT(config), torch.randint(config.vocab_size, (rows, config.block_size))
-    own, kept, alive = (
-        {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), x]},
-        {},
-        [],
-    )
+    model = GPT(config)
+    x = torch.randint(config.vocab_size, (rows, config.block_size))
+    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), x]}
+    kept = {}
+    alive = []
 
     def pack(t):
         storage = t.untyped_storage()
@@ -72,7 +71,8 @@ def saved_for_backward(config, rows, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_bytes_that_autograd_saves_are_those_of_the_formula(name, dtype):
-    config, rows = VARIANTS[name], 4
+    config = VARIANTS[name]
+    rows = 4
     a = activation_bytes(config, rows, dtype=dtype)
     want = config.n_layer * (a["attention"] + a["mlp"]) + a["outer"] + a["loss"]
     if dtype != torch.float32:  # the weights' rounded copies are saved too
@@ -82,18 +82,23 @@ def test_the_bytes_that_autograd_saves_are_those_of_the_formula(name, dtype):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    variant=st.sampled_from(["gpt2", "llama", "modern"]), layers=st.integers(1, 3), heads=st.sampled_from([(4, 1), (4, 2), (4, 4)]),
-    width=st.sampled_from([32, 64, 96]), vocab=st.integers(2, 300), bias=st.booleans(), tied=st.booleans(),
-    norm=st.sampled_from(["layernorm", "rmsnorm"]), mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
+    variant=st.sampled_from(["gpt2", "llama", "modern"]),
+    layers=st.integers(1, 3),
+    heads=st.sampled_from([(4, 1), (4, 2), (4, 4)]),
+    width=st.sampled_from([32, 64, 96]),
+    vocab=st.integers(2, 300),
+    bias=st.booleans(),
+    tied=st.booleans(),
+    norm=st.sampled_from(["layernorm", "rmsnorm"]),
+    mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
     position=st.sampled_from(["learned", "rope"]),
-)  # fmt: skip
+)
 def test_parameters_are_counted_as_the_model_has_them(
     variant, layers, heads, width, vocab, bias, tied, norm, mlp, position
 ):
-    config = getattr(GPTConfig, variant)(
-        n_layer=layers, n_head=heads[0], n_kv_head=heads[1], n_embd=width, vocab_size=vocab, block_size=16, bias=bias, tie_weights=tied,
-        norm=norm, mlp=mlp, position=position, init="gpt2",
-    )  # fmt: skip
+    shape = dict(n_layer=layers, n_head=heads[0], n_kv_head=heads[1], n_embd=width, vocab_size=vocab)
+    parts = dict(bias=bias, tie_weights=tied, norm=norm, mlp=mlp, position=position, init="gpt2")
+    config = getattr(GPTConfig, variant)(block_size=16, **shape, **parts)
     with torch.device("meta"):
         model = GPT(config)
     n = param_counts(config)
@@ -108,9 +113,8 @@ def test_optimizer_state_is_as_large_as_torchs(name, optimizer):
     before = sum(t.nbytes for t in tensors())
     step()
     state = sum(t.nbytes for t in tensors()) - before
-    assert state == pytest.approx(
-        state_bytes(VARIANTS[name], optimizer), rel=1e-3
-    )  # beside it, a step count for each parameter
+    # beside it, a step count for each parameter
+    assert state == pytest.approx(state_bytes(VARIANTS[name], optimizer), rel=1e-3)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -129,9 +133,8 @@ def test_predicted_peak_holds_with_muon_and_with_micro_steps(size, settings):
     shape, rows = SIZES[size]
     for variant in ("gpt2", "modern"):
         config = getattr(GPTConfig, variant)(**shape)
-        assert predict_memory(config, rows, **settings, stacked=False).total == pytest.approx(
-            measure_memory(config, rows, **settings), rel=0.15
-        )
+        predicted = predict_memory(config, rows, **settings, stacked=False).total
+        assert predicted == pytest.approx(measure_memory(config, rows, **settings), rel=0.15)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -139,19 +142,17 @@ def test_predicted_peak_holds_with_muon_and_with_micro_steps(size, settings):
 def test_predicted_peak_holds_under_autocast(variant, rows):  # small: not every CPU is quick with bfloat16
     for shape in (SHAPE, dict(vocab_size=128, block_size=16, n_layer=4, n_head=4, n_embd=128)):
         config = getattr(GPTConfig, variant)(**shape)
-        ratio = predict_memory(config, rows, dtype=torch.bfloat16).total / measure_memory(
-            config, rows, dtype=torch.bfloat16
-        )
-        assert 0.99 < ratio < 1.08  # if it errs, then upwards
+        predicted = predict_memory(config, rows, dtype=torch.bfloat16).total
+        measured = measure_memory(config, rows, dtype=torch.bfloat16)
+        assert 0.99 < predicted / measured < 1.08  # if it errs, then upwards
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "llama"])
 def test_predicted_peak_holds_where_newton_schulz_makes_it(variant):
     config = getattr(GPTConfig, variant)(vocab_size=128, block_size=16, n_layer=1, n_head=4, n_embd=512)
     predicted = predict_memory(config, 1, optimizer="muon", stacked=False)
-    assert predicted.name == "optimizer step" and predicted.total == pytest.approx(
-        measure_memory(config, 1, optimizer="muon"), rel=0.01
-    )
+    assert predicted.name == "optimizer step"
+    assert predicted.total == pytest.approx(measure_memory(config, 1, optimizer="muon"), rel=0.01)
 
 
 @pytest.mark.parametrize("size", ["loss", "weights"])
@@ -173,18 +174,15 @@ def test_a_peak_that_one_tensor_makes_is_predicted_to_the_byte_or_nearly(variant
     embedding = getattr(GPTConfig, variant)(vocab_size=16384, n_embd=128, n_layer=1, n_head=2, block_size=16)
     loss = getattr(GPTConfig, variant)(**SIZES["loss"][0])
     for config, rows in ((embedding, 1), (loss, 8)):
-        assert predict_memory(config, rows, **settings).total == pytest.approx(
-            measure_memory(config, rows, **settings), rel=1e-3
-        )
+        predicted = predict_memory(config, rows, **settings).total
+        assert predicted == pytest.approx(measure_memory(config, rows, **settings), rel=1e-3)
 
 
 def test_the_peak_is_where_the_allocator_has_it():
     shape, rows = SIZES["loss"]
     assert predict_memory(GPTConfig.gpt2(**shape), rows).name == "loss backward"
-    assert predict_memory(GPTConfig.gpt2(**SIZES["weights"][0]), 1).name in (
-        "block 0 backward",
-        "embedding backward",
-    )
+    fullest = predict_memory(GPTConfig.gpt2(**SIZES["weights"][0]), 1).name
+    assert fullest in ("block 0 backward", "embedding backward")
 
 
 def test_the_sum_of_everything_is_not_the_peak():
@@ -200,9 +198,12 @@ def test_the_operating_system_sees_the_predicted_bytes():
     script = """
 import re
 from pathlib import Path
-from tinygpt.measure_memory import predict_memory, training_step
+from tinygpt.measure.memory import predict_memory, training_step
 from tinygpt.model import GPTConfig
-status = lambda key: int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+def status(key):
+    return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
 shape = dict(vocab_size=4096, block_size=128, n_layer=4, n_head=6, n_embd=384)
 training_step(GPTConfig.gpt2(**shape | dict(n_layer=1, n_embd=96)), 1)[0]()
 before = status("VmRSS")
@@ -212,10 +213,8 @@ Path("/proc/self/clear_refs").write_text("5")
 step()
 print(status("VmHWM") - before, predict_memory(GPTConfig.gpt2(**shape), 8).total)
 """
-    env = os.environ | {
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "OMP_NUM_THREADS": "1",
-    }  # the C library gives large blocks back at once
+    # the C library gives large blocks back at once
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
     if "Permission" in done.stderr:
         pytest.skip("this system does not let a process reset its high-water mark")
@@ -229,25 +228,29 @@ def test_the_largest_batch_fits_and_one_row_more_does_not(settings):
     for memory in (2e7, 1e8, 1.23e9):
         rows = largest_batch(config, memory, **settings)
         assert rows >= 1
-        assert (
-            predict_memory(config, rows, **settings).total
-            <= memory
-            < predict_memory(config, rows + 1, **settings).total
-        )
+        assert predict_memory(config, rows, **settings).total <= memory
+        assert memory < predict_memory(config, rows + 1, **settings).total
     assert largest_batch(config, 1e6) == 0
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 64), st.sampled_from(list(VARIANTS)), st.integers(1, 3))
 def test_more_rows_never_need_less(rows, name, micro_steps):
-    a, b = (predict_memory(VARIANTS[name], r, micro_steps=micro_steps).total for r in (rows, rows + 1))
-    assert a < b
+    fewer = predict_memory(VARIANTS[name], rows, micro_steps=micro_steps).total
+    more = predict_memory(VARIANTS[name], rows + 1, micro_steps=micro_steps).total
+    assert fewer < more
 
 
-@pytest.mark.parametrize("change, settings, word", [
-    (dict(dropout=0.1), {}, "dropout = 0.1"), (dict(attn_impl="naive"), {}, "naive"), ({}, dict(optimizer="sgd"), "optimizer = sgd"),
-    ({}, dict(block_size=65), "block_size = 65"), ({}, dict(batch_size=0), "batch_size = 0"), (dict(n_embd=130), {}, "n_embd = 130"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, settings, word",
+    [
+        (dict(dropout=0.1), {}, "dropout = 0.1"),
+        ({}, dict(optimizer="sgd"), "optimizer = sgd"),
+        ({}, dict(block_size=65), "block_size = 65"),
+        ({}, dict(batch_size=0), "batch_size = 0"),
+        (dict(n_embd=130), {}, "n_embd = 130"),
+    ],
+)
 def test_what_cannot_be_predicted_is_said_in_a_sentence(change, settings, word):
     with pytest.raises(UserError, match=word):
         predict_memory(replace(VARIANTS["gpt2"], **change), **dict(batch_size=1) | settings)
@@ -260,7 +263,8 @@ def test_an_impossible_amount_of_memory_is_refused(memory):
 
 
 def test_used_and_available_memory_of_this_machine():
-    used, free = used_memory(), available_memory()
+    used = used_memory()
+    free = available_memory()
     if sys.platform.startswith("linux"):
         block = torch.ones(2**26)  # 256 MB
         assert used_memory() >= used and used_memory() >= block.nbytes

@@ -1,12 +1,12 @@
-"""The model against torch's own layers and float64, and what must hold for every variant: causality, cache, padding, loss, init."""
+"""The model against torch layers and float64, what holds for every variant, and the hashed n-gram tables."""
 
-import inspect
 import json
 import math
 import subprocess
 import sys
 from dataclasses import asdict, fields, replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import tinygpt.model
+from tinygpt.data.tokens import load_corpus
+from tinygpt.init import init_weights
 from tinygpt.model import (
     GPT,
     MLP,
@@ -22,13 +23,15 @@ from tinygpt.model import (
     Block,
     GPTConfig,
     KVCache,
+    TokenEmbedding,
     apply_rope,
     make_norm,
+    ngram_rows,
     rope_table,
     token_loss,
 )
-from tinygpt.model_hf import export_hf
 from tinygpt.support import UserError
+from tinygpt.tokenizer import BPETokenizer, CharTokenizer
 
 TINY = dict(vocab_size=100, block_size=24, n_layer=2, n_head=4, n_embd=32)
 CONFIGS = {
@@ -42,10 +45,10 @@ CONFIGS = {
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
 
-def make(config, scale=5.0, dtype=torch.float32, seed=0):
+def make(config, scale=5.0, dtype=torch.float32, seed=0, attn_impl="fused"):
     "A model with weights so large that every part of it matters; no weight is zero."
     gen = torch.Generator().manual_seed(seed)
-    model = GPT(config)
+    model = GPT(config, attn_impl)
     with torch.no_grad():
         for p in model.parameters():
             noise = torch.randn(p.shape, generator=gen)
@@ -102,22 +105,9 @@ def test_llamas_hidden_size_is_two_thirds_of_four_rounded_up():
     assert GPTConfig.modern(n_embd=100, n_head=2).hidden == 400
 
 
-def test_the_module_stays_within_three_hundred_lines():
-    source = inspect.getsource(tinygpt.model)
-    if "from tinygpt_ran import" in source:
-        pytest.skip("learn mode adds a line to each function")
-    assert len(source.splitlines()) <= 300
-
-
-def test_from_hf_reads_what_was_exported_and_its_keywords_change_the_config(tmp_path):
-    model = GPT(replace(CONFIGS["llama-gqa"], block_size=16)).eval()
-    again = load_hf(str(export_hf(model, tmp_path / "out")), dropout=0.25).eval()
-    idx = torch.randint(100, (2, 16))
-    assert again.config.dropout == 0.25 and torch.equal(again(idx)[0], model(idx)[0])
-
-
 def test_importing_the_model_imports_neither_transformers_nor_matplotlib():
-    code = "import sys, tinygpt.model, tinygpt.model_hf; sys.exit(bool({'transformers', 'matplotlib', 'pandas', 'huggingface_hub'} & set(sys.modules)))"
+    heavy = {"transformers", "matplotlib", "pandas", "huggingface_hub"}
+    code = f"import sys, tinygpt.model, tinygpt.model_hf; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -142,21 +132,23 @@ def test_attention_equals_torchs_multihead_attention():
     )
 
 
+def tanh_gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
 def test_a_gpt2_block_equals_torchs_transformer_layer():
     ours = Block(CONFIGS["gpt2"], 0).double()
     theirs = nn.TransformerEncoderLayer(
-        32,
-        4,
-        128,
-        0.0,
-        lambda x: F.gelu(x, approximate="tanh"),
-        1e-5,
-        batch_first=True,
-        norm_first=True,
-        dtype=torch.float64,
+        32, 4, 128, 0.0, tanh_gelu, 1e-5, batch_first=True, norm_first=True, dtype=torch.float64
     )
-    names = {"self_attn.in_proj_": "attn.c_attn.", "self_attn.out_proj.": "attn.c_proj.", "linear1.": "mlp.c_fc.",
-             "linear2.": "mlp.c_proj.", "norm1.": "ln_1.", "norm2.": "ln_2."}  # fmt: skip
+    names = {
+        "self_attn.in_proj_": "attn.c_attn.",
+        "self_attn.out_proj.": "attn.c_proj.",
+        "linear1.": "mlp.c_fc.",
+        "linear2.": "mlp.c_proj.",
+        "norm1.": "ln_1.",
+        "norm2.": "ln_2.",
+    }
     own = ours.state_dict()
     with torch.no_grad():
         for p in own.values():
@@ -187,13 +179,11 @@ def test_the_mlps_compute_their_formulas(kind):
 def test_rope_is_a_complex_rotation_of_the_pairs_i_and_i_plus_half():
     x = torch.randn(2, 3, 24, 16, dtype=torch.float64)
     z = torch.complex(x[..., :8], x[..., 8:])
-    turn = torch.outer(
-        torch.arange(24.0, dtype=torch.float64), 500.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
-    )
+    speed = 500.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+    turn = torch.outer(torch.arange(24.0, dtype=torch.float64), speed)
     z = z * torch.polar(torch.ones_like(turn), turn)
-    torch.testing.assert_close(
-        apply_rope(x, rope_table(24, 16, 500.0)), torch.cat((z.real, z.imag), -1), rtol=0, atol=1e-6
-    )
+    want = torch.cat((z.real, z.imag), -1)
+    torch.testing.assert_close(apply_rope(x, rope_table(24, 16, 500.0)), want, rtol=0, atol=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
@@ -250,7 +240,7 @@ def test_capped_logits_stay_within_the_cap_and_small_ones_pass(cap):
 @every_config
 @pytest.mark.parametrize("impl", ["fused", "tiled", "naive"])
 def test_changing_a_token_changes_nothing_before_it(name, impl):
-    model, idx = make(replace(CONFIGS[name], attn_impl=impl)), tokens()
+    model, idx = make(CONFIGS[name], attn_impl=impl), tokens()
     with torch.no_grad():
         base = model(idx)[0]
         for t in (0, 1, 12, 23):
@@ -265,12 +255,43 @@ def test_changing_a_token_changes_nothing_before_it(name, impl):
 def test_attention_implementations_give_the_same_logits_and_gradients(name):
     results = []
     for impl in ("fused", "tiled", "naive"):
-        model = make(replace(CONFIGS[name], attn_impl=impl), dtype=torch.float64)
+        model = make(CONFIGS[name], dtype=torch.float64, attn_impl=impl)
         logits, loss = model(tokens(), tokens(seed=1))
         loss.backward()
         results.append([logits, *(p.grad for p in model.parameters())])
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], rtol=1e-9, atol=1e-10)
+
+
+def test_another_implementation_of_attention_can_be_chosen_at_any_time_and_no_config_remembers_it():
+    model, idx = make(CONFIGS["llama"], attn_impl="naive"), tokens()
+    assert "attn_impl" not in asdict(model.config)
+    assert {block.attn.impl for block in model.h} == {"naive"}
+    naive = model(idx)[0]
+    assert model.set_attention("tiled") is model
+    assert {block.attn.impl for block in model.h} == {"tiled"}
+    torch.testing.assert_close(model(idx)[0], naive, rtol=1e-5, atol=1e-5)
+    assert {block.attn.impl for block in GPT(CONFIGS["llama"]).h} == {"fused"}
+
+
+def test_an_unknown_implementation_of_attention_is_refused_with_the_choices():
+    sentence = "attn_impl = 'flash' does not work: choose one of fused, tiled, naive, triton"
+    with pytest.raises(UserError, match=sentence):
+        GPT(CONFIGS["gpt2"], attn_impl="flash")
+    model = GPT(CONFIGS["gpt2"], "tiled")
+    with pytest.raises(UserError, match=sentence):
+        model.set_attention("flash")
+    assert {block.attn.impl for block in model.h} == {"tiled"}
+
+
+def test_triton_where_it_cannot_run_is_refused_with_a_sentence(monkeypatch):
+    import tinygpt.attention_triton
+
+    monkeypatch.setattr(tinygpt.attention_triton, "triton", None)
+    model = GPT(CONFIGS["gpt2"], attn_impl="triton")  # it may still be moved to a machine that can
+    with pytest.raises(UserError, match="needs the package triton"):
+        model(tokens())
+    assert model.set_attention("fused")(tokens())[0].isfinite().all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -280,7 +301,7 @@ def test_attention_implementations_give_the_same_logits_and_gradients(name):
     impl=st.sampled_from(["fused", "tiled", "naive"]),
 )
 def test_with_a_cache_the_logits_are_those_without_whatever_the_pieces(name, cuts, impl):
-    model, idx = make(replace(CONFIGS[name], attn_impl=impl), dtype=torch.float64), tokens()
+    model, idx = make(CONFIGS[name], dtype=torch.float64, attn_impl=impl), tokens()
     cache, edges = KVCache(model.config, 3, dtype=torch.float64), [0, *sorted(cuts), 24]
     with torch.no_grad():
         pieces = [model(idx[:, a:b], cache=cache)[0] for a, b in zip(edges, edges[1:])]
@@ -329,9 +350,8 @@ def test_the_padding_is_never_seen_on_a_gpu_either(name):
     model.cuda()
     with torch.no_grad():
         model.wte.weight[100:] = 1e4
-    torch.testing.assert_close(
-        tuple(t.cpu() for t in model(idx.cuda(), idx.cuda())), want, rtol=1e-3, atol=1e-3
-    )
+    got = tuple(t.cpu() for t in model(idx.cuda(), idx.cuda()))
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
 def test_dropout_acts_in_training_only_and_everywhere_it_should():
@@ -486,9 +506,8 @@ def test_a_tied_model_has_one_matrix_and_both_its_uses_teach_it():
     assert model.lm_head is None and "lm_head.weight" not in model.state_dict()
     idx = torch.zeros(1, 4, dtype=torch.long)  # only id 0 is read
     model(idx, idx + 1)[1].backward()
-    assert (
-        model.wte.weight.grad[:100].abs().sum(dim=1) > 0
-    ).all()  # every id is an answer that was not given
+    # every id is an answer that was not given
+    assert (model.wte.weight.grad[:100].abs().sum(dim=1) > 0).all()
     assert "rope" not in GPT(CONFIGS["llama"]).state_dict()
 
 
@@ -496,19 +515,43 @@ def test_a_tied_model_has_one_matrix_and_both_its_uses_teach_it():
 
 
 BAD = [
-    ("vocab_size", 0), ("block_size", -1), ("n_layer", 0), ("n_layer", 2.0), ("n_layer", "2"), ("n_layer", True), ("n_head", None),
-    ("n_embd", 30), ("n_kv_head", 3), ("n_kv_head", 0), ("position", "alibi"), ("norm", None), ("mlp", "ReLU"), ("mlp_hidden", 0), ("bias", "yes"),
-    ("tie_weights", 1), ("qk_norm", None), ("ngram_rows", 0), ("logit_softcap", -1.0), ("logit_softcap", math.nan), ("dropout", 1.0), ("dropout", -0.1),
-    ("dropout", "0.1"), ("rope_theta", 0.0), ("norm_eps", math.inf), ("norm_eps", None), ("init", "xavier"), ("init", "zero"), ("attn_impl", "flash"),
-]  # fmt: skip
+    ("vocab_size", 0),
+    ("block_size", -1),
+    ("n_layer", 0),
+    ("n_layer", 2.0),
+    ("n_layer", "2"),
+    ("n_layer", True),
+    ("n_head", None),
+    ("n_embd", 30),
+    ("n_kv_head", 3),
+    ("n_kv_head", 0),
+    ("position", "alibi"),
+    ("norm", None),
+    ("mlp", "ReLU"),
+    ("mlp_hidden", 0),
+    ("bias", "yes"),
+    ("tie_weights", 1),
+    ("qk_norm", None),
+    ("ngram_rows", 0),
+    ("logit_softcap", -1.0),
+    ("logit_softcap", math.nan),
+    ("dropout", 1.0),
+    ("dropout", -0.1),
+    ("dropout", "0.1"),
+    ("rope_theta", 0.0),
+    ("norm_eps", math.inf),
+    ("norm_eps", None),
+    ("init", "xavier"),
+    ("init", "zero"),
+]
 
 
 @pytest.mark.parametrize("field, value", BAD)
 def test_a_bad_value_is_told_once_with_field_value_and_remedy(field, value):
     problems = replace(CONFIGS["gpt2"], **{field: value}).problems()
-    assert (
-        len(problems) == 1 and field in problems[0] and str(value) in problems[0] and "choose" in problems[0]
-    ), problems
+    assert len(problems) == 1, problems
+    for words in (field, str(value), "choose"):
+        assert words in problems[0]
 
 
 def test_every_field_of_the_config_has_a_bad_value_above():
@@ -536,24 +579,35 @@ def test_all_problems_are_told_together_before_anything_is_made():
 def test_the_configs_of_the_book_have_no_problems_and_survive_json(name):
     config = CONFIGS[name]
     assert config.problems() == []
-    assert GPTConfig(**json.loads(json.dumps(asdict(config)))) == config
+    values = json.loads(json.dumps(asdict(config)))
+    assert GPTConfig(**values) == GPTConfig.from_dict(values) == config
+
+
+def test_a_config_of_an_older_version_is_read_without_its_retired_fields():
+    values = asdict(CONFIGS["llama-gqa"]) | {"attn_impl": "triton"}
+    assert GPTConfig.from_dict(values) == CONFIGS["llama-gqa"]
+    assert "attn_impl" in values  # the dictionary is left as it is
+    assert GPTConfig.from_dict({"n_layer": 3}) == GPTConfig(n_layer=3)
+
+
+def test_settings_that_nobody_knows_are_refused_with_their_names_and_their_source():
+    values = asdict(CONFIGS["gpt2"]) | {"n_experts": 8, "gate": "top2", "attn_impl": "fused"}
+    with pytest.raises(UserError, match=r"model's config has settings .* know \(gate, n_experts\): use the"):
+        GPTConfig.from_dict(values)
+    with pytest.raises(UserError, match=r"^run/model.json has settings that this version"):
+        GPTConfig.from_dict(values, "run/model.json")
 
 
 def test_every_field_is_a_flag_with_its_help(capsys):
     import tyro
 
-    config = tyro.cli(
-        GPTConfig, args=["--n-layer", "3", "--position", "rope", "--n-kv-head", "2", "--no-bias"]
-    )
+    flags = ["--n-layer", "3", "--position", "rope", "--n-kv-head", "2", "--no-bias"]
+    config = tyro.cli(GPTConfig, args=flags)
     assert config == GPTConfig(n_layer=3, position="rope", n_kv_head=2, bias=False)
     with pytest.raises(SystemExit):
         tyro.cli(GPTConfig, args=["--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for words in (
-        "Longest context in tokens",
-        "Width of the residual stream",
-        "Which implementation of attention",
-    ):
+    for words in ("Longest context in tokens", "Width of the residual stream"):
         assert words in shown
 
 
@@ -583,3 +637,218 @@ def test_the_norm_adds_the_eps_of_the_config_under_the_root(kind):
     torch.testing.assert_close(
         norm(x), centred / ((centred * centred).sum(-1, keepdim=True) / 32 + 1e-3) ** 0.5
     )
+
+
+# ---- n-grams
+
+
+V, WIDTH, ROWS = 100, 8, 1009
+few = settings(max_examples=60, deadline=None)
+
+
+def make_embedding(rows=ROWS, seed=0):
+    "A token embedding and ids to look up."
+    torch.manual_seed(seed)
+    return TokenEmbedding(V, WIDTH, rows), torch.randint(V, (3, 12))
+
+
+def by_hand(ids, n, rows):
+    "Python's whole numbers, which never overflow."
+    out = []
+    for end in range(n, len(ids) + 1):
+        value = 0
+        for token in reversed(ids[end - n : end]):
+            value = (value + token) * 742_938_285 % (2**31 - 1)
+        out.append(value % rows)
+    return out
+
+
+# ---- rows of the n-gram tables
+
+
+@few
+@given(data=st.data(), n=st.integers(1, 5), rows=st.integers(1, 2**31))
+def test_rows_are_those_of_whole_numbers_that_never_overflow(data, n, rows):
+    ids = data.draw(st.lists(st.integers(0, 2**31 - 2), min_size=n - 1, max_size=12))
+    got = ngram_rows(torch.tensor([ids, ids], dtype=torch.int64), n, rows)
+    want = by_hand(ids, n, rows)
+    assert got.dtype == torch.int64 and got.shape == (2, len(ids) - n + 1)
+    assert got.tolist() == [want, want] and all(0 <= row < rows for row in want)
+
+
+@few
+@given(data=st.data(), n=st.integers(2, 4), vocab=st.sampled_from([2, 65, 4096, 50_257]))
+def test_before_the_last_remainder_a_changed_token_always_changes_the_number(data, n, vocab):
+    gram = data.draw(st.lists(st.integers(0, vocab - 1), min_size=n, max_size=n))
+    place, token = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, vocab - 1))
+    other = [*gram[:place], token, *gram[place + 1 :]]
+    a, b = (ngram_rows(torch.tensor([g]), n, 2**31 - 1).item() for g in (gram, other))
+    assert (a == b) == (gram == other)
+
+
+@pytest.mark.parametrize("rows", [100, 128, 1000, 1024, 4096, 16_384, 31_336, 31_337, 50_000, 65_536, 65_537])
+@pytest.mark.parametrize("n", [2, 3])
+def test_all_ids_in_one_place_of_an_ngram_spread_over_the_rows(n, rows):
+    vocab, sizes = 4096, []
+    for place in range(n):
+        grams = torch.full((vocab, n), 7)
+        grams[:, place] = torch.arange(vocab)
+        sizes.append(ngram_rows(grams, n, rows).unique().numel())
+    by_chance = rows * (1 - (1 - 1 / rows) ** vocab)  # rows in use after 4096 throws
+    assert min(sizes) > 0.85 * by_chance, sizes
+
+
+def test_the_order_of_the_tokens_counts():
+    grams = torch.combinations(torch.arange(60))
+    swapped = grams.flip(1)
+    for rows in (31_336, 2**14, 2**16):
+        meet = (ngram_rows(grams, 2, rows) == ngram_rows(swapped, 2, rows)).float().mean()
+        assert meet < 5 / rows + 0.002
+
+
+@pytest.fixture(scope="module")
+def ngrams():
+    "Distinct pairs and triples of some State of the Union addresses, by BPE tokens and by characters."
+    found, texts = {}, load_corpus("sotu").train[:24]
+    tokenizers = {"bpe": BPETokenizer.train(texts, 1024), "char": CharTokenizer.train("".join(texts))}
+    for name, tokenizer in tokenizers.items():
+        ids = np.array([i for text in texts for i in tokenizer.encode(text)])
+        for n in (2, 3):
+            # n ids in one number, ten bits each; unique numbers are unique n-grams
+            packed = np.unique(sum(ids[k : len(ids) - n + 1 + k] << 10 * (n - 1 - k) for k in range(n)))
+            columns = [packed >> 10 * (n - 1 - k) & 1023 for k in range(n)]
+            found[name, n] = torch.from_numpy(np.stack(columns, axis=1))
+    return found
+
+
+def meetings(rows_of, rows):
+    "Pairs of n-grams that share a row."
+    per_row = np.bincount(rows_of, minlength=rows).astype(float)
+    return (per_row * (per_row - 1) / 2).sum()
+
+
+@pytest.mark.parametrize("rows", [64, 1000, 1024, 4096, 16_384, 31_336, 31_337, 65_536])
+@pytest.mark.parametrize("kind", [("bpe", 2), ("bpe", 3), ("char", 2), ("char", 3)], ids=str)
+def test_real_ngrams_meet_about_as_often_as_chance_has_it(ngrams, kind, rows):
+    grams = ngrams[kind]
+    N = len(grams)
+    expected = N * (N - 1) / 2 / rows
+    deviation = (expected * (1 - 1 / rows)) ** 0.5  # the throws of two pairs of n-grams are independent
+    met = meetings(ngram_rows(grams, kind[1], rows)[:, 0].numpy(), rows)
+    by_chance = meetings(np.random.default_rng(0).integers(rows, size=N), rows)
+    assert abs(by_chance - expected) < 5 * deviation  # the yardstick itself
+    assert met < expected + 5 * deviation + 0.3 * expected, (met, expected)
+
+
+# ---- the token embedding
+
+
+def test_it_adds_the_vectors_of_the_id_the_pair_and_the_triple():
+    wte, idx = make_embedding()
+    ids = [[0, 0, *row] for row in idx.tolist()]
+    pairs = torch.tensor([by_hand(row[1:], 2, ROWS) for row in ids])
+    triples = torch.tensor([by_hand(row, 3, ROWS) for row in ids])
+    want = wte.weight[idx] + wte.ngrams[0].weight[pairs] + wte.ngrams[1].weight[triples]
+    assert torch.equal(wte(idx), want) and want.shape == (3, 12, WIDTH)
+
+
+def test_without_tables_it_is_an_embedding_and_nothing_else():
+    torch.manual_seed(0)
+    theirs = nn.Embedding(V, WIDTH)
+    ours, idx = make_embedding(None)
+    assert isinstance(ours, nn.Embedding) and torch.equal(ours.weight, theirs.weight)
+    assert torch.equal(ours(idx), theirs(idx))
+    assert torch.equal(ours(idx, object()), theirs(idx))  # and looks into no cache
+    assert list(ours.state_dict()) == ["weight"]
+
+
+def test_the_names_in_a_state_dict_stay():
+    state = make_embedding()[0].state_dict()
+    assert {name: tuple(t.shape) for name, t in state.items()} == {
+        "weight": (V, WIDTH),
+        "ngrams.0.weight": (ROWS, WIDTH),
+        "ngrams.1.weight": (ROWS, WIDTH),
+    }
+    other = make_embedding(seed=1)[0]
+    other.load_state_dict(state)
+    wte, idx = make_embedding()
+    assert torch.equal(other(idx), wte(idx))
+
+
+@few
+@given(row=st.integers(0, 2), place=st.integers(0, 11), by=st.integers(1, V - 1))
+def test_a_changed_token_is_seen_at_its_place_and_the_two_after_it(row, place, by):
+    wte, idx = make_embedding()
+    other = idx.clone()
+    other[row, place] = (other[row, place] + by) % V
+    changed = (wte(other) != wte(idx)).any(dim=-1)
+    assert changed.nonzero().tolist() == [[row, at] for at in range(place, min(place + 3, 12))]
+
+
+def test_rows_of_a_batch_do_not_see_each_other():
+    wte, idx = make_embedding()
+    assert torch.equal(wte(idx), torch.cat([wte(row[None]) for row in idx]))
+
+
+@few
+@given(cuts=st.lists(st.integers(0, 12), max_size=6), rows=st.sampled_from([None, 1, 7, ROWS]))
+def test_with_a_cache_any_pieces_give_exactly_the_whole(cuts, rows):
+    wte, idx = make_embedding(rows)
+    cache = KVCache(GPTConfig.modern(n_layer=1, n_embd=WIDTH, n_head=1, block_size=12), 3)
+    edges = [0, *sorted(cuts), 12]
+    pieces = [wte(idx[:, a:b], cache) for a, b in zip(edges, edges[1:])]
+    assert torch.equal(torch.cat(pieces, dim=1), wte(idx))
+
+
+def test_a_window_that_begins_later_sees_id_0_before_it():
+    wte, idx = make_embedding()
+    padded = torch.cat((torch.zeros(3, 2, dtype=torch.int64), idx[:, 4:]), dim=1)
+    assert torch.equal(wte(idx[:, 4:]), wte(padded)[:, 2:])
+    assert torch.equal(wte(idx[:, 4:])[:, 2:], wte(idx)[:, 6:])
+    assert not torch.equal(wte(idx[:, 4:])[:, 1], wte(idx)[:, 5])
+
+
+def test_only_the_rows_that_were_read_have_a_gradient_and_each_as_often_as_it_was_read():
+    wte, idx = make_embedding(37)
+    wte(idx).sum().backward()
+    for n, table in enumerate(wte.ngrams, start=2):
+        rows = torch.tensor([by_hand([0] * (n - 1) + row, n, 37) for row in idx.tolist()])
+        times_read = torch.bincount(rows.flatten(), minlength=37)
+        assert torch.equal(table.weight.grad, times_read[:, None].expand(-1, WIDTH).float())
+    assert torch.equal(wte.weight.grad[:, 0], torch.bincount(idx.flatten(), minlength=V).float())
+
+
+def test_made_on_meta_emptied_and_set_it_is_the_one_made_here():
+    with torch.device("meta"):
+        wte = TokenEmbedding(V, WIDTH, ROWS)
+        assert wte(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, WIDTH)
+        assert all(p.is_meta for p in wte.parameters())
+    here, idx = make_embedding()
+    for one in (wte.to_empty(device="cpu"), here):
+        init_weights(one, 1, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(wte(idx), here(idx))
+    assert abs(wte.ngrams[1].weight.std().item() - 0.02) < 0.002
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
+def test_it_compiles_to_one_graph_that_gives_the_same(cached):
+    wte, idx = make_embedding()
+    caches = [KVCache(GPTConfig.modern(n_layer=1, block_size=12), 3) if cached else None for _ in range(2)]
+    torch._dynamo.reset()
+    compiled = torch.compile(wte, backend="aot_eager", fullgraph=True)  # needs no C++ compiler
+    assert torch.equal(compiled(idx, caches[0]), wte(idx, caches[1]))
+    assert not cached or torch.equal(caches[0].last, idx[:, -2:])
+    torch._dynamo.reset()
+
+
+def test_in_a_model_no_logit_moves_before_a_changed_token():
+    torch.manual_seed(0)
+    shape = dict(vocab_size=V, block_size=12, n_layer=1, n_head=2, n_embd=16)
+    model = GPT(GPTConfig.llama(**shape, ngram_rows=50)).eval()
+    idx = torch.randint(V, (1, 12))
+    want = model(idx)[0]
+    for place in range(12):
+        other = idx.clone()
+        other[0, place] = (other[0, place] + 1) % V
+        moved = (model(other)[0] != want).any(dim=-1)[0]
+        assert moved.nonzero()[0].item() == place

@@ -1,4 +1,4 @@
-"""Both ways between Hugging Face's GPT-2 and Llama and our model: logits, losses and gradients; and what is refused."""
+"""Both ways between Hugging Face's models and ours: logits, losses and gradients; and what is refused."""
 
 import http.server
 import json
@@ -18,9 +18,26 @@ from tinygpt.model_hf import config_from_hf, config_to_hf, export_hf, load_hf, s
 from tinygpt.support import UserError
 
 transformers = pytest.importorskip("transformers")
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
-SIZE = dict(vocab_size=101, n_positions=32, n_embd=48, n_layer=3, n_head=4, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, bos_token_id=0, eos_token_id=0)  # fmt: skip
+SIZE = dict(
+    vocab_size=101,
+    n_positions=32,
+    n_embd=48,
+    n_layer=3,
+    n_head=4,
+    resid_pdrop=0.0,
+    attn_pdrop=0.0,
+    embd_pdrop=0.0,
+    bos_token_id=0,
+    eos_token_id=0,
+)
 LSIZE = dict(
     vocab_size=101,
     max_position_embeddings=32,
@@ -46,7 +63,7 @@ every = pytest.mark.parametrize("name", THEIRS)
 
 
 def their_model(config, seed=0):
-    "A Hugging Face model with weights five times as large as a fresh model's, norms and biases not at 1 and 0."
+    "A Hugging Face model with weights five times as large as fresh ones, norms and biases not at 1 and 0."
     torch.manual_seed(seed)
     model = (GPT2LMHeadModel if config.model_type == "gpt2" else LlamaForCausalLM)(config)
     with torch.no_grad():
@@ -140,6 +157,15 @@ def test_a_folder_that_transformers_wrote_is_read_and_one_that_we_wrote_is_read_
     assert replace(back.config, dropout=0.1) == ours.config
 
 
+def test_what_was_exported_is_read_and_keywords_change_the_config_and_the_attention(tmp_path):
+    config = GPTConfig.llama(vocab_size=100, block_size=16, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)
+    model = GPT(replace(config, tie_weights=True)).eval()
+    again = load_hf(str(export_hf(model, tmp_path / "out")), attn_impl="naive", dropout=0.25).eval()
+    idx = torch.randint(100, (2, 16))
+    assert again.config.dropout == 0.25 and {block.attn.impl for block in again.h} == {"naive"}
+    assert torch.equal(again.set_attention("fused")(idx)[0], model(idx)[0])
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -203,9 +229,18 @@ def test_shards_old_pickles_bare_names_and_mask_buffers_are_read(tmp_path):
 def test_missing_defaults_in_config_json_are_those_of_transformers():
     assert config_from_hf({"model_type": "gpt2"}) == GPTConfig.gpt2()
     ours, theirs = config_from_hf({"model_type": "llama"}), LlamaConfig()
-    assert (ours.vocab_size, ours.n_embd, ours.hidden, ours.n_layer, ours.n_head, ours.block_size, ours.norm_eps, ours.tie_weights) == (
-        theirs.vocab_size, theirs.hidden_size, theirs.intermediate_size, theirs.num_hidden_layers, theirs.num_attention_heads,
-        theirs.max_position_embeddings, theirs.rms_norm_eps, theirs.tie_word_embeddings)  # fmt: skip
+    names = {
+        "vocab_size": "vocab_size",
+        "n_embd": "hidden_size",
+        "hidden": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "block_size": "max_position_embeddings",
+        "norm_eps": "rms_norm_eps",
+        "tie_weights": "tie_word_embeddings",
+    }
+    for our_name, their_name in names.items():
+        assert getattr(ours, our_name) == getattr(theirs, their_name), our_name
     old = {"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": None}  # as transformers 4 wrote it
     assert config_from_hf(old).rope_theta == 500000.0
 
@@ -213,15 +248,19 @@ def test_missing_defaults_in_config_json_are_those_of_transformers():
 @pytest.mark.parametrize(
     "change, word",
     [
-        ({"model_type": "bert"}, "bert"), ({"model_type": None}, "None"),
-        ({"model_type": "gpt2", "activation_function": "relu"}, "relu"), ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "inverse_layer"),
+        ({"model_type": "bert"}, "bert"),
+        ({"model_type": None}, "None"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "relu"),
+        ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "inverse_layer"),
         ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
         ({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
         ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
-        ({"model_type": "llama", "hidden_act": "gelu"}, "gelu"), ({"model_type": "llama", "attention_bias": True}, "bias"),
-        ({"model_type": "llama", "head_dim": 64}, "head_dim"),
+        ({"model_type": "llama", "hidden_act": "gelu"}, "gelu"),
+        ({"model_type": "llama", "attention_bias": True}, "bias"),
+        ({"model_type": "llama", "head_dim": 64}, "head_dim = 64"),
+        ({"model_type": "llama", "hidden_size": 100}, "head_dim = 3"),
     ],
-)  # fmt: skip
+)
 def test_what_our_model_cannot_do_is_refused_not_ignored(change, word):
     with pytest.raises(UserError, match=word):
         config_from_hf(change)
@@ -308,12 +347,11 @@ class Hub(http.server.BaseHTTPRequestHandler):
                 "likes": 0,
             }
             if "/tree/" in path:
-                data = json.dumps(
-                    [
-                        {"type": "file", "path": n, "size": len(d), "oid": "b" * 40}
-                        for n, d in self.files.items()
-                    ]
-                ).encode()
+                listed = [
+                    {"type": "file", "path": n, "size": len(d), "oid": "b" * 40}
+                    for n, d in self.files.items()
+                ]
+                data = json.dumps(listed).encode()
             else:
                 data = json.dumps(info | {"siblings": [{"rfilename": n} for n in self.files]}).encode()
         elif "/resolve/" in path and name in self.files:
@@ -324,12 +362,13 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             return
         self.send_response(200)
-        for key, value in {
+        headers = {
             "Content-Length": len(data),
             "ETag": f'"{len(data)}"',
             "X-Repo-Commit": "a" * 40,
             "Content-Type": "application/json",
-        }.items():
+        }
+        for key, value in headers.items():
             self.send_header(key, str(value))
         self.end_headers()
         if body:
@@ -348,8 +387,9 @@ def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_ca
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
     code = (
-        "import sys\nfrom tinygpt.model import GPT\nfrom tinygpt.support import UserError\n"
-        "try: print('loaded', load_hf(sys.argv[1]).config.n_embd)\nexcept UserError as e: print('refused:', e)"
+        "import sys\nfrom tinygpt.model_hf import load_hf\nfrom tinygpt.support import UserError\n"
+        "try: print('loaded', load_hf(sys.argv[1]).config.n_embd)\n"
+        "except UserError as e: print('refused:', e)"
     )
 
     def run(name):

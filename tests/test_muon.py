@@ -6,14 +6,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinygpt.adamw import make_adamw
+from tinygpt.adamw import adamw_groups, make_adamw
 from tinygpt.checkpoint import load_training_state, save_checkpoint
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.muon import (  # fmt: skip
+from tinygpt.muon import (
     QUINTIC,
     CombinedOptimizer,
     Muon,
-    make_muon,
+    make_optimizer,
     matrix_owners,
     muon_groups,
     muon_update,
@@ -43,9 +43,8 @@ def rand(*shape, seed=0, dtype=torch.float32):
 def with_singular_values(sigma, rows, cols, seed=0):
     "A float64 matrix (rows, cols) with these singular values, and its U and V^T."
     n = len(sigma)
-    U, V = (
-        torch.linalg.qr(rand(m, n, seed=seed + i, dtype=torch.float64))[0] for i, m in enumerate((rows, cols))
-    )
+    U = torch.linalg.qr(rand(rows, n, seed=seed, dtype=torch.float64))[0]
+    V = torch.linalg.qr(rand(cols, n, seed=seed + 1, dtype=torch.float64))[0]
     return U @ torch.diag(sigma) @ V.mT, U, V.mT
 
 
@@ -53,6 +52,20 @@ def scalar_map(x, coefficients):
     for a, b, c in coefficients:
         x = a * x + b * x**3 + c * x**5
     return x
+
+
+def groups_of(model, lr=0.02, adamw_lr=5e-3, **settings):
+    "Muon for the matrices of the blocks, AdamW for the rest."
+    return muon_groups(model, adamw_groups(model, adamw_lr), lr, **settings)
+
+
+def make(model, *args, **settings):
+    return make_optimizer(groups_of(model, *args, **settings))
+
+
+def split(groups):
+    "(Muon's, AdamW's)."
+    return [[g for g in groups if g["kind"] == kind] for kind in ("muon", "adamw")]
 
 
 def train_steps(model, optimizer, seeds, vocab=64):
@@ -80,9 +93,8 @@ def test_it_moves_the_singular_values_and_leaves_the_vectors(shape, coefficients
 def test_five_steps_bring_every_direction_that_matters_between_068_and_121(rows, cols, spread):
     sigma = torch.logspace(0, -spread, 48, dtype=torch.float64)
     G, U, Vh = with_singular_values(sigma, rows, cols)
-    got = (
-        U.mT @ newton_schulz(G.float()).double() @ Vh.mT
-    ).diag()  # the singular value of each direction of G
+    # the singular value of each direction of G
+    got = (U.mT @ newton_schulz(G.float()).double() @ Vh.mT).diag()
     matters = sigma / sigma.norm() >= 0.002
     assert matters.sum() > 24
     assert 0.68 <= got[matters].min() and got[matters].max() <= 1.21
@@ -112,15 +124,14 @@ def test_polar_express_coefficients_are_the_published_ones_and_its_result_is_clo
         (3.3184196573706015, -2.488488024314874, 0.51004894012372),
         (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
     ]
-    torch.testing.assert_close(
-        torch.tensor(polar_express(5, safety=1.0)).double(),
-        torch.tensor(published).double(),
-        rtol=1e-6,
-        atol=0,
-    )
+    ours = torch.tensor(polar_express(5, safety=1.0)).double()
+    torch.testing.assert_close(ours, torch.tensor(published).double(), rtol=1e-6, atol=0)
     G, *_ = with_singular_values(torch.logspace(0, -2.6, 48, dtype=torch.float64), 48, 48)
-    error = lambda **kw: (torch.linalg.svdvals(newton_schulz(G, **kw)) - 1).abs().max()
-    assert error(coefficients=polar_express()) < 0.5 * error()
+    error, of_quintic = (
+        (torch.linalg.svdvals(newton_schulz(G, coefficients=c)) - 1).abs().max()
+        for c in (polar_express(), QUINTIC)
+    )
+    assert error < 0.5 * of_quintic
 
 
 def test_the_result_does_not_depend_on_the_scale_of_the_gradient():
@@ -181,9 +192,8 @@ def test_a_gpu_computes_in_bfloat16_only_if_it_has_it_in_hardware(hardware, monk
         return hardware or including_emulation  # as torch answers: emulation counts unless one says otherwise
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
-    assert newton_schulz_dtype(torch.device("cuda"), torch.float32) == (
-        torch.bfloat16 if hardware else torch.float32
-    )
+    expected = torch.bfloat16 if hardware else torch.float32
+    assert newton_schulz_dtype(torch.device("cuda"), torch.float32) == expected
     assert newton_schulz_dtype(torch.device("mps"), torch.float32) == torch.float32
 
 
@@ -204,9 +214,8 @@ def test_fifty_steps_equal_torchs_muon(nesterov, scale, theirs, weight_decay):
             q.grad = p.grad.clone()
         ours.step()
         torchs.step()
-    for p, q in zip(
-        a, b
-    ):  # 0 apart where it was measured; a CPU with bfloat16 units may round a sum the other way
+    # 0 apart where it was measured; a CPU with bfloat16 units may round a sum the other way
+    for p, q in zip(a, b):
         torch.testing.assert_close(p, q, atol=2e-4, rtol=0)
 
 
@@ -327,7 +336,7 @@ def test_on_a_gpu_five_steps_land_in_the_band_and_the_optimizer_equals_torchs():
 @pytest.mark.parametrize("split_qkv", [True, False])
 def test_every_parameter_of_every_variant_is_in_exactly_one_group(name, split_qkv):
     model = GPT(VARIANTS[name])
-    muon, adamw = muon_groups(model, split_qkv=split_qkv)
+    muon, adamw = split(groups_of(model, split_qkv=split_qkv))
     grouped = [id(p) for g in muon + adamw for p in g["params"]]
     assert len(grouped) == len(set(grouped)) and set(grouped) == {id(p) for p in model.parameters()}
     names = {id(p): n for n, p in model.named_parameters()}
@@ -341,15 +350,41 @@ def test_every_parameter_of_every_variant_is_in_exactly_one_group(name, split_qk
 def test_frozen_parameters_are_in_no_group_and_no_group_is_empty():
     model = GPT(VARIANTS["llama"])
     for name, p in model.named_parameters():
-        p.requires_grad_("mlp" in name)
-    muon, adamw = muon_groups(model)
-    assert len(muon) == 1 and len(muon[0]["params"]) == 6 and adamw == []
+        p.requires_grad_("mlp" in name or "norm" in name or "ln_" in name)
+    muon, adamw = split(groups_of(model))
+    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
+    assert len(muon) == 1 and len(muon[0]["params"]) == 6
+    assert len(adamw) == 1 and len(adamw[0]["params"]) == len(vectors) > 0
+
+
+def test_the_groups_say_everything_and_those_of_adamw_are_left_as_they_were():
+    model = GPT(VARIANTS["llama"])
+    rest = adamw_groups(model, 0.004, (0.8, 0.9), 1e-6, 0.3)
+    before = [dict(group) for group in rest]
+    groups = muon_groups(model, rest, 0.03, weight_decay=0.2, momentum=0.5)
+    assert rest == before
+    muon, adamw = split(groups)
+    assert groups == muon + adamw
+    assert all((g["lr"], g["weight_decay"], g["momentum"]) == (0.03, 0.2, 0.5) for g in muon)
+    assert all((g["lr"], g["betas"], g["eps"]) == (0.004, (0.8, 0.9), 1e-6) for g in adamw)
+    assert [g["weight_decay"] for g in adamw] == [0.3, 0.0]
+
+
+def test_groups_of_an_unknown_kind_are_refused():
+    with pytest.raises(UserError, match="optimizer = sgd is not known"):
+        make_optimizer([dict(kind="sgd", params=[nn.Parameter(torch.ones(2))])])
+
+
+def test_groups_of_adamw_alone_make_adamw():
+    model = GPT(VARIANTS["llama"])
+    optimizer, line = make_optimizer(adamw_groups(model, 0.01), "own")
+    assert type(optimizer).__name__ == line.split()[0] == "AdamW" and "(own)" in line
 
 
 def test_a_fused_matrix_trains_as_its_parts_would_alone():
     config = GPTConfig.llama(**{**SMALL, "n_head": 4}, n_kv_head=2)
     model = GPT(config)
-    group = next(g for g in muon_groups(model)[0] if "split" in g)
+    group = next(g for g in groups_of(model) if "split" in g)
     assert group["split"] == (16, 8, 8) and len(group["params"]) == 2
     fused = group["params"][0]
     parts = [nn.Parameter(t.clone()) for t in fused.detach().split(group["split"])]
@@ -366,9 +401,9 @@ def test_a_fused_matrix_trains_as_its_parts_would_alone():
 def test_the_combined_optimizer_steps_as_its_parts_would():
     a = GPT(VARIANTS["modern"])
     b = copy.deepcopy(a)
-    both, line = make_muon(a, lr=0.01, adamw_lr=0.003)
-    muon, adamw = muon_groups(b)
-    parts = [Muon(muon, lr=0.01), make_adamw(adamw, 0.003)[0]]
+    both, line = make(a, 0.01, 0.003)
+    muon, adamw = split(groups_of(b, 0.01, 0.003))
+    parts = [Muon(muon), make_adamw(adamw)[0]]
     for seed in range(3):
         train_steps(a, both, [seed])
         x = torch.randint(64, (4, 8), generator=torch.Generator().manual_seed(seed))
@@ -383,25 +418,25 @@ def test_the_combined_optimizer_steps_as_its_parts_would():
 
 def test_a_schedule_reaches_both_optimizers_through_the_groups():
     model = GPT(VARIANTS["llama"])
-    opt, _ = make_muon(model, lr=0.02, adamw_lr=0.004)
+    opt, _ = make(model, 0.02, 0.004)
     assert isinstance(opt, torch.optim.Optimizer)
-    assert {g["initial_lr"] for g in opt.param_groups} == {0.02, 0.004}
+    assert {g["lr"] for g in opt.param_groups} == {0.02, 0.004}
     before = [p.detach().clone() for p in model.parameters()]
     for group in opt.param_groups:
-        group["lr"] = group["initial_lr"] * 0.0
+        group["lr"] *= 0.0
     train_steps(model, opt, [0])
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
 
 
 def test_saved_and_loaded_it_goes_on_as_if_nothing_had_been():
     model = GPT(VARIANTS["modern"])
-    opt, _ = make_muon(model)
+    opt, _ = make(model)
     train_steps(model, opt, range(3))
     file = io.BytesIO()
     torch.save(opt.state_dict(), file)
     file.seek(0)
     other = copy.deepcopy(model)
-    again, _ = make_muon(other, lr=0.5)
+    again, _ = make(other, 0.5)
     again.load_state_dict(torch.load(file, weights_only=True))
     for m, o in ((model, opt), (other, again)):
         for group in o.param_groups:  # after loading, too, a change of a group must reach the optimizers
@@ -414,11 +449,11 @@ def test_saved_and_loaded_it_goes_on_as_if_nothing_had_been():
 def test_a_checkpoint_holds_it(tmp_path):
     config = GPTConfig.llama(vocab_size=257, block_size=8, n_layer=1, n_head=2, n_embd=16)
     model = GPT(config)
-    opt, _ = make_muon(model)
+    opt, _ = make(model)
     train_steps(model, opt, range(2))
     save_checkpoint(tmp_path / "step_2", model, ByteTokenizer(), opt, dict(step=2))
     other = GPT(config)
-    again, _ = make_muon(other)
+    again, _ = make(other)
     assert load_training_state(tmp_path / "step_2", other, again)["step"] == 2
     train_steps(model, opt, range(2, 4))
     train_steps(other, again, range(2, 4))
@@ -427,20 +462,17 @@ def test_a_checkpoint_holds_it(tmp_path):
 
 
 def test_another_models_state_is_refused_before_anything_changes():
-    opt, _ = make_muon(GPT(VARIANTS["llama"]))
-    other, _ = make_muon(GPT(VARIANTS["gpt2"]))
+    opt, _ = make(GPT(VARIANTS["llama"]))
+    other, _ = make(GPT(VARIANTS["gpt2"]))
     with pytest.raises(ValueError):
         opt.load_state_dict(other.state_dict())
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: torch.amp.GradScaler("cpu", init_scale=1024.0), lambda: LossScaler("cpu", init_scale=1024.0)],
-)
-def test_a_loss_scaler_unscales_it_once_and_skips_its_step_on_overflow(make):
+@pytest.mark.parametrize("Scaler", [torch.amp.GradScaler, LossScaler])
+def test_a_loss_scaler_unscales_it_once_and_skips_its_step_on_overflow(Scaler):
     model = GPT(VARIANTS["modern"])
-    opt, _ = make_muon(model)
-    scaler = make()
+    opt, _ = make(model)
+    scaler = Scaler("cpu", init_scale=1024.0)
     x = torch.randint(64, (4, 8), generator=torch.Generator().manual_seed(0))
     loss = model(x, x)[1]
     grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
@@ -463,16 +495,15 @@ def test_a_loss_scaler_unscales_it_once_and_skips_its_step_on_overflow(make):
 
 
 def test_a_group_added_later_is_refused_because_nobody_would_train_it():
-    opt = CombinedOptimizer(
-        Muon([nn.Parameter(torch.ones(2, 2))]), torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    )
+    muon = Muon([nn.Parameter(torch.ones(2, 2))])
+    opt = CombinedOptimizer(muon, torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1))
     with pytest.raises(UserError, match="before"):
         opt.add_param_group(dict(params=[nn.Parameter(torch.ones(2))]))
 
 
 def test_a_copy_of_model_and_optimizer_trains_on_as_the_original():
     model = GPT(VARIANTS["modern"])
-    opt, _ = make_muon(model)
+    opt, _ = make(model)
     opt.optimizers[0].dtype = torch.float64
     train_steps(model, opt, range(2))
     other, again = copy.deepcopy((model, opt))
@@ -487,7 +518,13 @@ def test_a_model_with_frozen_blocks_is_refused_with_a_remedy():
     model = GPT(VARIANTS["gpt2"])
     model.h.requires_grad_(False)
     with pytest.raises(UserError, match="use AdamW"):
-        make_muon(model)
+        make(model)
+    for p in model.parameters():
+        p.requires_grad_(p.dim() == 2)
+    model.wte.requires_grad_(False)
+    model.wpe.requires_grad_(False)
+    with pytest.raises(UserError, match="use AdamW"):  # nothing is left for AdamW
+        make(model)
 
 
 # --- who updates which matrix
@@ -515,17 +552,15 @@ def test_large_matrices_are_placed_first_so_that_small_ones_fill_the_gaps():
 def test_gpt2_smalls_matrices_are_shared_evenly():
     sizes = [768 * n for _ in range(12) for n in (2304, 768, 3072, 3072)]
     for world_size in (2, 3, 4):
-        load = [
-            sum(s for s, o in zip(sizes, matrix_owners(sizes, world_size)) if o == rank)
-            for rank in range(world_size)
-        ]
+        owner = matrix_owners(sizes, world_size)
+        load = [sum(s for s, o in zip(sizes, owner) if o == rank) for rank in range(world_size)]
         assert max(load) <= 1.02 * sum(sizes) / world_size
 
 
 def test_a_loaded_state_does_not_change_which_adamw_runs():
     model = GPT(GPTConfig.gpt2(vocab_size=64, block_size=8, n_layer=1, n_head=2, n_embd=16))
-    saved, _ = make_muon(model, implementation="fused")
-    loaded, _ = make_muon(model, implementation="foreach")
+    saved, _ = make_optimizer(groups_of(model), "fused")
+    loaded, _ = make_optimizer(groups_of(model), "foreach")
     loaded.load_state_dict(saved.state_dict())
     adamw = loaded.optimizers[1].param_groups
     assert adamw and all(group["foreach"] and not group["fused"] for group in adamw)

@@ -29,9 +29,16 @@ def test_a_config_survives_json(config):
     assert config_from_dict(json.loads(json.dumps(asdict(config)))) == config
 
 
-@pytest.mark.parametrize("text, words", [
-    ("{", "not json"), ("[]", "no settings"), ('{"optim": {"lr": 1}}', "optim.lr"), ('{"typo": {}}', "typo"), ('{"optim": 3}', "optim"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{", "not json"),
+        ("[]", "no settings"),
+        ('{"optim": {"lr": 1}}', "optim.lr"),
+        ('{"typo": {}}', "typo"),
+        ('{"optim": 3}', "optim"),
+    ],
+)
 def test_a_broken_config_file_is_one_sentence(tmp_path, text, words):
     (tmp_path / "c.json").write_text(text)
     with pytest.raises(UserError, match=words):
@@ -39,14 +46,29 @@ def test_a_broken_config_file_is_one_sentence(tmp_path, text, words):
 
 
 BAD = [
-    ("model", "n_head", 5, "n_head"), ("model", "block_size", 0, "block_size"), ("optim", "max_steps", 0, "max_steps = 0"),
-    ("optim", "max_steps", -3, "max_steps = -3"), ("optim", "learning_rate", -1.0, "learning_rate"), ("optim", "betas", (0.9, 1.0), "betas"),
-    ("optim", "schedule", "linear", "schedule = 'linear'"), ("data", "batch_size", 0, "batch_size"), ("data", "micro_batch_size", 99, "micro_batch_size"),
-    ("data", "data", "nowhere.txt", "nowhere.txt"), ("data", "tokenizer", "nope", "tokenizer = nope"), ("run", "name", "a/b", "a/b"), ("run", "name", "", "name"),
-    ("system", "device", "cuda:77", "cuda:77"), ("system", "dtype", "float16", "float16"), ("system", "threads", -1, "threads"),
-    ("optim", "learning_rate", "fast", "learning_rate = 'fast'"), ("optim", "max_steps", 1.5, "max_steps = 1.5"), ("data", "batch_size", True, "batch_size = True"),
-    ("optim", "eps", float("nan"), "eps = nan"), ("eval", "keep", 0, "keep"), ("eval", "log_every", 0, "log_every"),
-]  # fmt: skip
+    ("model", "n_head", 5, "n_head"),
+    ("model", "block_size", 0, "block_size"),
+    ("optim", "max_steps", 0, "max_steps = 0"),
+    ("optim", "max_steps", -3, "max_steps = -3"),
+    ("optim", "learning_rate", -1.0, "learning_rate"),
+    ("optim", "betas", (0.9, 1.0), "betas"),
+    ("optim", "schedule", "linear", "schedule = 'linear'"),
+    ("data", "batch_size", 0, "batch_size"),
+    ("data", "micro_batch_size", 99, "micro_batch_size"),
+    ("data", "source", "nowhere.txt", "nowhere.txt"),
+    ("data", "tokenizer", "nope", "tokenizer = nope"),
+    ("run", "name", "a/b", "a/b"),
+    ("run", "name", "", "name"),
+    ("system", "device", "cuda:77", "cuda:77"),
+    ("system", "dtype", "float16", "float16"),
+    ("system", "threads", -1, "threads"),
+    ("optim", "learning_rate", "fast", "learning_rate = 'fast'"),
+    ("optim", "max_steps", 1.5, "max_steps = 1.5"),
+    ("data", "batch_size", True, "batch_size = True"),
+    ("optim", "eps", float("nan"), "eps = nan"),
+    ("eval", "keep", 0, "keep"),
+    ("eval", "log_every", 0, "log_every"),
+]
 
 
 @pytest.mark.parametrize("group, name, value, words", BAD)
@@ -60,7 +82,7 @@ def test_a_bad_value_is_named(group, name, value, words):
 
 def test_all_problems_are_reported_together():
     config = preset("laptop")
-    config.model.n_head, config.optim.max_steps, config.data.data, config.system.device = (
+    config.model.n_head, config.optim.max_steps, config.data.source, config.system.device = (
         5,
         0,
         "nowhere",
@@ -79,9 +101,15 @@ def test_a_package_that_is_asked_for_and_missing_is_named_before_work_starts(mon
     assert [p for p in config.problems() if f"pip install {name}" in p]
 
 
-@pytest.mark.parametrize("group, name, value", [
-    ("data", "micro_batch_size", 0), ("data", "micro_batch_size", -1), ("optim", "learning_rate", True), ("optim", "betas", (0.9, False)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "group, name, value",
+    [
+        ("data", "micro_batch_size", 0),
+        ("data", "micro_batch_size", -1),
+        ("optim", "learning_rate", True),
+        ("optim", "betas", (0.9, False)),
+    ],
+)
 def test_no_rows_at_all_and_true_in_place_of_a_number_are_refused(group, name, value):
     config = preset("laptop")
     config.system.device = "cpu"

@@ -1,4 +1,7 @@
-"""The trainer on several processes: the same run as on one, whichever way it is spread; stopped and resumed; all ranks of one mind."""
+"""The trainer on several processes: the same run as on one, whichever way it is spread.
+
+Stopped and resumed; all ranks of one mind.
+"""
 
 import json
 import math
@@ -16,12 +19,13 @@ import pytest
 import torch
 from two_hosts import TwoHosts, why_not
 
-import tinygpt.train as train_module
+import tinygpt.accumulate as accumulate_module
+import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints
 from tinygpt.ddp.world import World, run_processes
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.precision import Policy
-from tinygpt.run.parallel import Single, Zero, any_rank, choose_parallel, make_optimizer, on_all, on_first
+from tinygpt.run.parallel import Single, Zero, any_rank, choose_parallel, on_all, on_first
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
 from tinygpt.support import UserError
@@ -46,13 +50,12 @@ RESUMED = [
 def make_config(folder, words, name, optimizer="adamw", parallel="auto", steps=50, dropout=0.0, **data):
     config = preset("laptop")
     config.run.out, config.run.name = str(folder), name
-    config.system = replace(
-        config.system, device="cpu", parallel=parallel, dtype="float32"
-    )  # the same on every CPU
+    # float32: the same on every CPU
+    config.system = replace(config.system, device="cpu", parallel=parallel, dtype="float32")
     if optimizer == "adamw":
         config.system = replace(config.system, **SAVING.get(parallel, {}))
     config.data = replace(
-        config.data, data=str(words), tokenizer="byte", batch_size=12, micro_batch_size=2, **data
+        config.data, source=str(words), tokenizer="byte", batch_size=12, micro_batch_size=2, **data
     )
     config.model = GPTConfig.llama(
         vocab_size=257, block_size=16, n_layer=2, n_head=2, n_kv_head=1, n_embd=32, dropout=dropout
@@ -135,15 +138,15 @@ def test_every_way_of_training_gives_the_losses_of_one_process(place, alone, siz
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_muon_gets_its_settings_and_the_format_of_the_run(place, dtype):
     config = make_config(*place, "settings", "muon")
-    config.system.dtype, config.optim.muon_weight_decay, config.optim.weight_decay = dtype, 0.3, 0.2
+    config.system.dtype = dtype
+    config.optim.muon_weight_decay, config.optim.weight_decay = 0.3, 0.2
     model = GPT(config.model)
-    one, line = make_optimizer(config, model)
-    spread = Zero(model, World())
-    for optimizer, said in ((one, line), (spread, spread.make_optimizer(config))):
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        assert optimizer.optimizers[0].dtype == getattr(torch, dtype) and f"({dtype} Newton-Schulz)" in said
-        assert {group["weight_decay"] for group in optimizer.optimizers[0].param_groups} == {0.3}
-        assert [group["weight_decay"] for group in optimizer.optimizers[1].param_groups] == [0.2, 0.0]
+    for way in (Single(model, World()), Zero(model, World())):
+        line = way.make_optimizer(config)
+        muon, adamw = way.optimizer.optimizers
+        assert muon.dtype == getattr(torch, dtype) and f"({dtype} Newton-Schulz)" in line
+        assert {group["weight_decay"] for group in muon.param_groups} == {0.3}
+        assert [group["weight_decay"] for group in adamw.param_groups] == [0.2, 0.0]
 
 
 def run_in_bfloat16(world, folder, words):
@@ -166,7 +169,10 @@ def test_in_bfloat16_too_several_processes_give_the_losses_of_one(place, alone):
 
 
 def run_and_resume(world, folder, words, ways):
-    "For each way: (losses of a whole run, of one that stopped at step 7 and went on; whether the weights are the same bits)."
+    """For each way, what a whole run and one that stopped at step 7 and went on have in common.
+
+    (losses of the one, losses of the other, whether the weights are the same bits).
+    """
     found = {}
     for parallel, optimizer, loader in ways:
         name = f"whole-{parallel}-{optimizer}-{loader}-{world.world_size}"
@@ -275,10 +281,14 @@ def test_the_ranks_decide_together(place):
 
 
 def bad_things(world, folder, words):
-    "A signal that only rank 1 gets; a NaN that only rank 1 meets; a folder that is there already; a batch that does not divide."
+    """What one rank meets or does wrong.
+
+    A signal that only rank 1 gets; a NaN that only rank 1 meets; a folder that is there already; a batch that
+    does not divide.
+    """
     found = {}
     config = make_config(folder, words, "signalled", steps=30)
-    count, old = [0], train_module.accumulate_gradients
+    count, old = [0], accumulate_module.accumulate_gradients
 
     def signal_at_5(*args, **kw):
         count[0] += 1
@@ -286,7 +296,7 @@ def bad_things(world, folder, words):
             signal.raise_signal(signal.SIGTERM)
         return old(*args, **kw)
 
-    train_module.accumulate_gradients = signal_at_5
+    accumulate_module.accumulate_gradients = signal_at_5
     result = train(config, progress="none")
     found["signalled"] = result.steps, result.finished, [c.name for c in checkpoints(config.folder)]
 
@@ -295,11 +305,12 @@ def bad_things(world, folder, words):
         scale = args[6] if count[0] != 3 or world.rank == 0 else lambda loss: loss * math.nan
         return old(*args[:6], scale, *args[7:], **kw)
 
-    count[0], train_module.accumulate_gradients = 0, poison_at_3
+    count[0] = 0
+    accumulate_module.accumulate_gradients = poison_at_3
     config = make_config(folder, words, "poisoned", "adamw", "zero", steps=6)
     model = train(config, progress="none").model
     found["poisoned"] = all(bool(p.isfinite().all()) for p in model.parameters())
-    train_module.accumulate_gradients = old
+    accumulate_module.accumulate_gradients = old
     for name, change in {"exists": {}, "uneven": dict(name="uneven", batch_size=13)}.items():
         config.run.name = change.pop("name", config.run.name)
         config.data = replace(config.data, **change)
@@ -319,18 +330,21 @@ def test_a_signal_or_a_mistake_on_one_rank_is_one_on_all(place):
 
 
 def scaled_runs(world, folder, words):
-    "For each way: (the scales of a run with a loss scaler in which rank 1 alone meets an overflow in step 3, last loss, weights)."
-    found, count, old = {}, [0], train_module.accumulate_gradients
-    train_module.choose_policy = lambda *_: Policy(
-        world.device, torch.float32, "for a test", scaler=True
-    )  # float16 itself needs a GPU
+    """For each way: (scale, losses, weights) of a run with a loss scaler.
+
+    Rank 1 alone meets an overflow in step 3.
+    """
+    found, count, old = {}, [0], accumulate_module.accumulate_gradients
+    # float16 itself needs a GPU
+    policy = Policy(world.device, torch.float32, "for a test", scaler=True)
+    run_setup.choose_policy = lambda *_: policy
 
     def overflow_at_3(*args, **kw):
         count[0] += 1
         scale = args[6] if count[0] != 3 or world.rank == 0 else lambda loss: loss * math.inf
         return old(*args[:6], scale, *args[7:], **kw)
 
-    train_module.accumulate_gradients = overflow_at_3
+    accumulate_module.accumulate_gradients = overflow_at_3
     for parallel, optimizer in [("ddp", "adamw"), ("zero", "adamw"), ("zero", "muon")]:
         count[0] = 0
         config = make_config(folder, words, f"scaled-{parallel}-{optimizer}", optimizer, parallel, steps=8)
@@ -370,11 +384,18 @@ def test_a_chunked_loss_is_refused_where_the_weights_are_spread(place):
     assert any("fsdp does not go with loss_chunk" in p for p in config.problems())
 
 
-@pytest.mark.parametrize("parallel, optimizer, dtype, refused", [
-    ("ddp", "adamw", "float32", ""), ("zero", "adamw", "float32", ""), ("fsdp", "adamw", "float32", ""),
-    ("ddp", "muon", "float32", ""), ("zero", "muon", "float32", ""), ("fsdp", "muon", "float32", "Muon needs whole matrices"),
-    ("fsdp", "adamw", "float16", "loss scaler does not know sharded gradients"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "parallel, optimizer, dtype, refused",
+    [
+        ("ddp", "adamw", "float32", ""),
+        ("zero", "adamw", "float32", ""),
+        ("fsdp", "adamw", "float32", ""),
+        ("ddp", "muon", "float32", ""),
+        ("zero", "muon", "float32", ""),
+        ("fsdp", "muon", "float32", "Muon needs whole matrices"),
+        ("fsdp", "adamw", "float16", "loss scaler does not know sharded gradients"),
+    ],
+)
 def test_the_table_of_what_combines_with_what(place, parallel, optimizer, dtype, refused):
     config = make_config(*place, "table", optimizer, parallel)
     config.system.dtype = dtype
@@ -387,7 +408,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 def flags(place, name, *more):
     folder, words = place
-    sizes = "--tokenizer byte --batch-size 12 --block-size 16 --n-layer 2 --n-head 2 --n-embd 32 --warmup-steps 2 --eval-every 0 --sample-tokens 0 --log-every 5"
+    sizes = "--tokenizer byte --batch-size 12 --block-size 16 --n-layer 2 --n-head 2 --n-embd 32"
+    steps = "--warmup-steps 2 --eval-every 0 --sample-tokens 0 --log-every 5"
     return [
         "-m",
         "tinygpt.train",
@@ -400,6 +422,7 @@ def flags(place, name, *more):
         "--device",
         "cpu",
         *sizes.split(),
+        *steps.split(),
         *more,
     ]
 
@@ -443,7 +466,8 @@ def test_the_command_of_the_readme_for_two_machines_trains_on_two_hosts(place):
     documents.write_text(
         "".join(json.dumps({"text": f"{i}: {text}"}) + "\n" for i, text in enumerate(texts * 5))
     )
-    sizes = "--tokenizer byte --batch-size 4 --micro-batch-size 2 --block-size 16 --n-layer 2 --n-head 2 --n-embd 32 --max-steps 6 --warmup-steps 2 --sample-tokens 0"
+    sizes = "--tokenizer byte --batch-size 4 --micro-batch-size 2 --block-size 16 --n-layer 2 --n-head 2"
+    steps = "--n-embd 32 --max-steps 6 --warmup-steps 2 --sample-tokens 0"
     args = [
         *shlex.split(command)[1:],
         "--data",
@@ -455,6 +479,7 @@ def test_the_command_of_the_readme_for_two_machines_trains_on_two_hosts(place):
         "--device",
         "cpu",
         *sizes.split(),
+        *steps.split(),
     ]
     with TwoHosts() as hosts:
         started = [hosts.start(host, sys.executable, "-m", "torch.distributed.run", *args) for host in (0, 1)]

@@ -24,7 +24,7 @@ def test_every_setting_is_a_flag_with_help(capsys):
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_sound_fresh_and_named_after_themselves(name, words):
     config = preset(name)
-    config.data.data = str(words)
+    config.data.source = str(words)
     assert config.problems() == [] and config.run.name == name
     config.model.n_layer = 99
     assert preset(name).model.n_layer != 99
@@ -83,10 +83,17 @@ def test_without_arguments_it_is_the_laptop_preset():
     )
 
 
-@pytest.mark.parametrize("argv, words", [
-    (["laptob"], "laptob"), (["--lerning-rate", "1"], "did you mean --learning-rate"), (["--zzz", "1"], "--help"),
-    (["laptop", "--config", "x.json"], "two places"), (["--config", "nowhere.json"], "nowhere.json"), (["--resume", "runs/none"], "runs/none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["laptob"], "laptob"),
+        (["--lerning-rate", "1"], "did you mean --learning-rate"),
+        (["--zzz", "1"], "--help"),
+        (["laptop", "--config", "x.json"], "two places"),
+        (["--config", "nowhere.json"], "nowhere.json"),
+        (["--resume", "runs/none"], "runs/none"),
+    ],
+)
 def test_arguments_that_cannot_be_are_one_sentence(argv, words):
     with pytest.raises(UserError, match=words):
         parse_arguments(argv)

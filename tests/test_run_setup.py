@@ -1,4 +1,4 @@
-"""What happens before the first step: weights to begin with, scores without training; and the presets on small stand-ins for their data."""
+"""Before the first step: weights to begin with, scores without training, presets on stand-ins."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ def config(tmp_path, words):
     config = preset("laptop")
     config.run.out, config.run.name = str(tmp_path / "runs"), "test"
     config.system = replace(config.system, device="cpu", dtype="float32")  # the same on every CPU
-    config.data = replace(config.data, data=str(words), tokenizer="byte", batch_size=4)
+    config.data = replace(config.data, source=str(words), tokenizer="byte", batch_size=4)
     config.model = GPTConfig.gpt2(**SMALL)
     config.optim = replace(config.optim, optimizer="adamw", learning_rate=1e-3, max_steps=10, warmup_steps=2)
     config.eval = replace(
@@ -134,7 +134,7 @@ def test_each_preset_makes_a_few_steps_on_a_small_stand_in_for_its_data(name, tm
     stand_in = documents if config.data.loader == "stream" else words
     config.run.out, config.system.device = str(tmp_path), "cpu"
     config.data = replace(
-        config.data, data=str(stand_in), batch_size=4, micro_batch_size=config.data.micro_batch_size and 2
+        config.data, source=str(stand_in), batch_size=4, micro_batch_size=config.data.micro_batch_size and 2
     )
     config.model = replace(
         config.model,
@@ -160,7 +160,10 @@ GOLDEN = json.loads(GOLDEN_FILE.read_text())
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_twenty_steps_have_the_losses_they_had_when_they_were_last_looked_at(name, config):
-    """Not an oracle, a tripwire: whoever changes these losses shall know it. With GOLDEN=write in the environment the file is written anew."""
+    """Not an oracle, a tripwire: whoever changes these losses shall know it.
+
+    With GOLDEN=write in the environment the file is written anew.
+    """
     losses = golden_losses(name, config)
     if os.environ.get("GOLDEN") == "write":
         GOLDEN_FILE.write_text(json.dumps(GOLDEN | {name: losses}, indent=1) + "\n")
@@ -175,11 +178,20 @@ def golden_losses(name, config):
     return [round(loss, 5) for loss in quiet(config).losses]
 
 
-@pytest.mark.parametrize("there, resume, overwrite, words", [
-    ("", False, False, ""), ("", False, True, ""), ("", True, False, "not a run folder"),
-    ("config.json", False, False, "exists"), ("config.json", False, True, ""), ("config.json", True, False, ""),
-    ("thesis.txt", False, False, "exists"), ("thesis.txt", False, True, "not deleted"), ("thesis.txt", True, False, "not a run folder"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "there, resume, overwrite, words",
+    [
+        ("", False, False, ""),
+        ("", False, True, ""),
+        ("", True, False, "not a run folder"),
+        ("config.json", False, False, "exists"),
+        ("config.json", False, True, ""),
+        ("config.json", True, False, ""),
+        ("thesis.txt", False, False, "exists"),
+        ("thesis.txt", False, True, "not deleted"),
+        ("thesis.txt", True, False, "not a run folder"),
+    ],
+)
 def test_a_folder_is_taken_only_where_it_is_what_was_asked_for(tmp_path, there, resume, overwrite, words):
     if there:
         (tmp_path / "run").mkdir()

@@ -68,7 +68,8 @@ def test_a_run_of_one_step_has_a_rate():
 
 def torchs(make_scheduler, steps):
     "The rates of a run under one of torch's schedulers."
-    opt, seen = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), []
+    opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    seen = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SequentialLR warns of its own way to call its parts
         scheduler = make_scheduler(opt)
@@ -87,19 +88,27 @@ lrs = torch.optim.lr_scheduler
 def test_warm_up_and_cosine_equal_torchs_sequence_of_the_two(run, final):
     steps, warmup = run
     ours = make_schedule("cosine", steps, warmup, final)
-    theirs = torchs(lambda o: lrs.SequentialLR(o, [
-        lrs.LinearLR(o, start_factor=1 / (warmup + 1), total_iters=warmup),
-        lrs.CosineAnnealingLR(o, T_max=steps - 1 - warmup, eta_min=final),
-    ], milestones=[warmup]), steps)  # fmt: skip
+
+    def up_and_down(optimizer):
+        up = lrs.LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
+        down = lrs.CosineAnnealingLR(optimizer, T_max=steps - 1 - warmup, eta_min=final)
+        return lrs.SequentialLR(optimizer, [up, down], milestones=[warmup])
+
+    theirs = torchs(up_and_down, steps)
     assert [ours(s) for s in range(steps)] == pytest.approx(theirs, abs=1e-6)
 
 
 def test_a_trapezoid_to_zero_equals_torchs_linear_parts():
     steps, warmup, length = 60, 9, 15
     ours = make_schedule("trapezoid", steps, warmup, final=0.0, cooldown=0.25)
-    theirs = torchs(lambda o: lrs.SequentialLR(o, [
-        lrs.LinearLR(o, start_factor=0.1, total_iters=9), lrs.ConstantLR(o, factor=1.0), lrs.LinearLR(o, start_factor=1.0, end_factor=0.0, total_iters=length),
-    ], milestones=[warmup, steps - 1 - length]), steps)  # fmt: skip
+
+    def three_lines(optimizer):
+        up = lrs.LinearLR(optimizer, start_factor=0.1, total_iters=9)
+        flat = lrs.ConstantLR(optimizer, factor=1.0)
+        down = lrs.LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=length)
+        return lrs.SequentialLR(optimizer, [up, flat, down], milestones=[warmup, steps - 1 - length])
+
+    theirs = torchs(three_lines, steps)
     assert [ours(s) for s in range(steps)] == pytest.approx(theirs, abs=1e-9)
 
 
@@ -110,11 +119,14 @@ def test_a_schedule_fits_into_torchs_lambda_scheduler():
 
 @pytest.mark.parametrize("kind", ["cosine", "trapezoid", "constant"])
 def test_a_loop_over_the_schedule_learns_in_its_first_step_and_makes_exactly_max_steps(kind):
-    schedule, p, moved = make_schedule(kind, 20, 4), torch.zeros(1, requires_grad=True), []
+    schedule = make_schedule(kind, 20, 4)
+    p = torch.zeros(1, requires_grad=True)
+    moved = []
     opt = torch.optim.SGD([p], lr=1.0)
     for step in range(20):
         opt.param_groups[0]["lr"] = schedule(step)
-        p.grad, before = torch.ones(1), p.item()
+        p.grad = torch.ones(1)
+        before = p.item()
         opt.step()
         moved.append(before - p.item())
     assert len(moved) == 20 and all(m > 0 for m in moved)
@@ -132,12 +144,20 @@ def test_the_published_runs_in_steps_of_half_a_million_tokens():
     )
 
 
-@pytest.mark.parametrize("bad, words", [
-    (dict(kind="linear"), "schedule = linear"), (dict(max_steps=0), "max_steps = 0"), (dict(max_steps=-5), "max_steps = -5"),
-    (dict(max_steps=10, warmup_steps=10), "warmup_steps = 10"), (dict(max_steps=10, warmup_steps=5000), "warmup_steps = 5000"),
-    (dict(warmup_steps=-1), "warmup_steps = -1"), (dict(final=1.5), "final_lr = 1.5"), (dict(final=math.nan), "final_lr = nan"),
-    (dict(cooldown=2), "cooldown = 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad, words",
+    [
+        (dict(kind="linear"), "schedule = linear"),
+        (dict(max_steps=0), "max_steps = 0"),
+        (dict(max_steps=-5), "max_steps = -5"),
+        (dict(max_steps=10, warmup_steps=10), "warmup_steps = 10"),
+        (dict(max_steps=10, warmup_steps=5000), "warmup_steps = 5000"),
+        (dict(warmup_steps=-1), "warmup_steps = -1"),
+        (dict(final=1.5), "final_lr = 1.5"),
+        (dict(final=math.nan), "final_lr = nan"),
+        (dict(cooldown=2), "cooldown = 2"),
+    ],
+)
 def test_settings_that_cannot_work_are_refused(bad, words):
     with pytest.raises(UserError, match=words):
         make_schedule(**bad)
@@ -159,10 +179,8 @@ ramps = st.tuples(st.integers(1, 64), st.integers(1, 50), st.integers(0, 200), s
 @settings(deadline=None)
 @given(ramps, st.lists(st.integers(0, 2 * 10**7), min_size=2, max_size=20))
 def test_a_ramp_rises_linearly_in_whole_multiples_and_is_exact_at_its_corners(sizes, seen):
-    ramp, (multiple, start, full, over) = (
-        batch_ramp(**sizes),
-        (sizes[k] for k in ("multiple", "start", "full", "ramp_tokens")),
-    )
+    ramp = batch_ramp(**sizes)
+    multiple, start, full, over = (sizes[k] for k in ("multiple", "start", "full", "ramp_tokens"))
     batches = [ramp(s) for s in sorted(seen)]
     assert batches == sorted(batches) and all(b % multiple == 0 for b in batches)
     for s in seen:
@@ -180,9 +198,11 @@ def test_a_ramp_is_exact_where_floats_are_not():
 @given(ramps, st.integers(0, 10**5))
 def test_the_steps_of_a_budget_are_those_that_a_loop_makes(sizes, extra):
     ramp = batch_ramp(**sizes | {"ramp_tokens": sizes["ramp_tokens"] % 10**5})
-    budget, seen, steps = extra, 0, 0
+    budget = extra
+    seen = steps = 0
     while seen + ramp(seen) <= budget:
-        seen, steps = seen + ramp(seen), steps + 1
+        seen += ramp(seen)
+        steps += 1
     assert count_steps(budget, ramp) == steps
     assert count_steps(seen, ramp) == steps and (seen == 0 or count_steps(seen - 1, ramp) == steps - 1)
 
@@ -202,8 +222,11 @@ def test_a_batch_of_one_size_is_a_ramp_of_no_length():
 @settings(deadline=None, max_examples=40)
 @given(ramps, kinds, st.integers(1, 10**6), st.floats(0, 0.9), st.floats(0, 1))
 def test_a_schedule_in_tokens_keeps_its_corners_under_a_ramp(sizes, kind, budget, warm, final):
-    ramp, budget = batch_ramp(**sizes), budget + 100 * sizes["full"]
-    schedule, seen, rates = make_schedule(kind, budget, int(warm * budget), final), 0, []
+    ramp = batch_ramp(**sizes)
+    budget += 100 * sizes["full"]
+    schedule = make_schedule(kind, budget, int(warm * budget), final)
+    seen = 0
+    rates = []
     while seen < budget and len(rates) < 3000:
         seen += min(ramp(seen), budget - seen)
         rates.append(schedule(seen - 1))  # the last token of the batch
@@ -212,10 +235,17 @@ def test_a_schedule_in_tokens_keeps_its_corners_under_a_ramp(sizes, kind, budget
         assert rates[-1] == pytest.approx(1 if kind == "constant" else final)
 
 
-@pytest.mark.parametrize("bad, words", [
-    (dict(start=0), "start"), (dict(start=128), "from 128 to 64"), (dict(ramp_tokens=-1), "over -1"), (dict(multiple=0), "give 0 < start"),
-    (dict(multiple=16), "multiples of 16"), (dict(multiple=8, full=60), "multiples of 8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad, words",
+    [
+        (dict(start=0), "start"),
+        (dict(start=128), "from 128 to 64"),
+        (dict(ramp_tokens=-1), "over -1"),
+        (dict(multiple=0), "give 0 < start"),
+        (dict(multiple=16), "multiples of 16"),
+        (dict(multiple=8, full=60), "multiples of 8"),
+    ],
+)
 def test_a_ramp_that_does_not_fit_is_refused(bad, words):
     with pytest.raises(UserError, match=words):
         batch_ramp(**(dict(full=64, start=8, ramp_tokens=100) | bad))

@@ -27,22 +27,25 @@ def gpt(**kw):
 
 
 class Bowl(nn.Module):
-    "loss = curvature / 2 · w², for which every rate's fate is known: SGD shrinks w by (1 - rate · curvature)."
+    "loss = curvature / 2 · w²: SGD shrinks w by (1 - rate · curvature), so every rate's fate is known."
 
     def __init__(self, curvature=1.0):
         super().__init__()
-        self.w, self.curvature = nn.Parameter(torch.ones(1)), curvature
+        self.w = nn.Parameter(torch.ones(1))
+        self.curvature = curvature
 
     def forward(self, x, y):
         return None, (self.curvature / 2 * self.w**2).sum()
 
 
+def multiplied(model):
+    return make_adamw(param_groups(model, lr_multipliers={"embedding": 4.0}), 1e-3)[0]
+
+
 OPTIMIZERS = {
     "adamw": lambda m: make_adamw(param_groups(m), 1e-3)[0],
     "own adamw": lambda m: AdamW(param_groups(m), 1e-3),
-    "adamw with multipliers": lambda m: make_adamw(param_groups(m, lr_multipliers={"embedding": 4.0}), 1e-3)[
-        0
-    ],
+    "adamw with multipliers": multiplied,
     "muon": lambda m: make_muon(m, 0.02, 0.005)[0],
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
 }
@@ -102,9 +105,8 @@ def test_every_group_keeps_its_ratio_to_the_first():
     spy = Spy([dict(params=[a], lr=0.02), dict(params=rest, lr=0.005)], lr=1.0)
     with pytest.raises(UserError, match="never fell"):  # this optimizer does not move
         find_lr(model, spy, [next(batches())] * 20, lowest=1e-4, highest=1e-1, steps=20)
-    assert [s[0] for s in seen] == pytest.approx([1e-4 * 1000 ** (i / 19) for i in range(len(seen))]) and len(
-        seen
-    ) == 20
+    assert len(seen) == 20
+    assert [s[0] for s in seen] == pytest.approx([1e-4 * 1000 ** (i / 19) for i in range(20)])
     assert all(s[1] == pytest.approx(s[0] / 4) for s in seen)
 
 
@@ -120,33 +122,28 @@ def test_the_losses_are_those_of_a_run_by_hand():
         smooth=0.8,
         clip=0.0,
     )
-    w, raw, rates = 1.0, [], [0.01 * 100 ** (i / 19) for i in range(20)]
+    rates = [0.01 * 100 ** (i / 19) for i in range(20)]
+    w = 1.0
+    raw = []
     for rate in rates:
         raw.append(w * w / 2)
         w *= 1 - rate
-    weights = [
-        [0.8 ** (i - j) for j in range(i + 1)] for i in range(20)
-    ]  # a weighted mean is the bias-corrected running one
+    # a weighted mean is the bias-corrected running one
+    weights = [[0.8 ** (i - j) for j in range(i + 1)] for i in range(20)]
     smooth = [sum(a * b for a, b in zip(ws, raw)) / sum(ws) for ws in weights]
-    assert (
-        search.rates == pytest.approx(rates)
-        and search.raw == pytest.approx(raw, rel=1e-4)
-        and search.losses == pytest.approx(smooth, rel=1e-4)
-    )
+    assert search.rates == pytest.approx(rates)
+    assert search.raw == pytest.approx(raw, rel=1e-4)
+    assert search.losses == pytest.approx(smooth, rel=1e-4)
     assert not search.turned
     enough = smooth[0] - 2 / 3 * (smooth[0] - min(smooth))
     i = search.rates.index(search.suggestion)
-    assert (
-        smooth[i] <= enough * (1 + 1e-4)
-        and smooth[i - 1] > enough * (1 - 1e-4)
-        and search.factor == search.suggestion
-    )
+    assert smooth[i] <= enough * (1 + 1e-4) and smooth[i - 1] > enough * (1 - 1e-4)
+    assert search.factor == search.suggestion
 
 
 @pytest.mark.parametrize("curvature", [0.1, 1.0, 10.0])
-def test_on_a_bowl_it_stops_past_the_edge_and_suggests_a_stable_rate(
-    curvature,
-):  # the edge of SGD is 2 / curvature
+def test_on_a_bowl_it_stops_past_the_edge_and_suggests_a_stable_rate(curvature):
+    "The edge of SGD is 2 / curvature."
     model = Bowl(curvature)
     search = find_lr(
         model,
@@ -198,7 +195,8 @@ def test_a_loss_that_cannot_explode_does_not_keep_it_from_stopping():  # capped 
 
 def test_the_suggestion_trains_better_than_a_tenth_and_thirty_times_of_it():
     def train(lr):
-        model, losses = gpt(), []
+        model = gpt()
+        losses = []
         optimizer = make_adamw(param_groups(model), lr)[0]
         for _, (x, y) in zip(range(60), batches(seed=1)):
             optimizer.zero_grad()

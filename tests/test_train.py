@@ -5,24 +5,23 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict, replace
 
 import pytest
 import torch
 
-import tinygpt.run.parallel as parallel_module
-import tinygpt.run.setup as run_setup_module
-import tinygpt.train as train_module
+import tinygpt.run.loop as loop_module
+import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints, load_model
 from tinygpt.ddp.world import run_processes
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import check_folder, compare_with_compressors
+from tinygpt.schedule import make_schedule
 from tinygpt.support import UserError
-from tinygpt.train import StopSignal, losses_of, main, train
+from tinygpt.train import losses_of, main, train
 
 TINY = dict(vocab_size=280, block_size=16, n_layer=2, n_head=2, n_embd=32, dropout=0.1)
 
@@ -32,7 +31,7 @@ def config(tmp_path, words):
     config = preset("laptop")
     config.run.out, config.run.name = str(tmp_path / "runs"), "test"
     config.system = replace(config.system, device="cpu", dtype="float32")  # the same on every CPU
-    config.data.data, config.data.batch_size = str(words), 8
+    config.data.source, config.data.batch_size = str(words), 8
     config.model = GPTConfig.gpt2(**TINY)
     config.optim = replace(config.optim, max_steps=20, warmup_steps=2)
     config.eval = replace(
@@ -74,10 +73,22 @@ def test_a_new_process_gives_back_the_losses_that_stand_in_its_runs_metrics(conf
     )
 
 
-@pytest.mark.parametrize("model, dtype", [
-    (GPTConfig.gpt2(**TINY), "float32"), (GPTConfig.llama(**TINY, n_kv_head=1), "float32"), (GPTConfig.modern(**TINY), "float32"),
-    (GPTConfig.modern(**TINY, ngram_rows=50), "bfloat16"),
-], ids=["gpt2", "llama", "modern", "modern in bfloat16"])  # fmt: skip
+def without_speeds(run):
+    "The lines of metrics, without what the clock and the machine put there."
+    measured = ("tokens_per_second", "mfu", "memory_gb")
+    return [{k: v for k, v in line.items() if k not in measured} for line in read_metrics(run)]
+
+
+@pytest.mark.parametrize(
+    "model, dtype",
+    [
+        (GPTConfig.gpt2(**TINY), "float32"),
+        (GPTConfig.llama(**TINY, n_kv_head=1), "float32"),
+        (GPTConfig.modern(**TINY), "float32"),
+        (GPTConfig.modern(**TINY, ngram_rows=50), "bfloat16"),
+    ],
+    ids=["gpt2", "llama", "modern", "modern in bfloat16"],
+)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(config, model, dtype):
     config.model, config.system.dtype = model, dtype
     whole = quiet(config)
@@ -90,11 +101,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(config, model, d
         resumed = quiet(config, resume=True)
         assert resumed.losses == whole.losses[stop:]
         assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters()))
-        strip = lambda run: [
-            {k: v for k, v in line.items() if k not in ("tokens_per_second", "mfu", "memory_gb")}
-            for line in read_metrics(run)
-        ]
-        assert strip(config.folder) == strip(whole.run)
+        assert without_speeds(config.folder) == without_speeds(whole.run)
 
 
 def test_evaluating_sampling_and_saving_do_not_change_the_run(config):
@@ -119,32 +126,25 @@ def test_the_ways_to_save_memory_do_not_change_the_run_beyond_rounding(config):
 
 
 def test_the_learning_rate_follows_the_schedule_and_exactly_max_steps_are_made(config, monkeypatch):
-    steps = []
-    real = parallel_module.make_optimizer
+    rates, real = [], loop_module.train_step
     config.optim.optimizer = "adamw"
 
-    def counting(*args):
-        opt, name = real(*args)
-        opt.register_step_post_hook(lambda *_: steps.append(opt.param_groups[0]["lr"]))
-        return opt, name
+    def noting(model, optimizer, *args, **kw):
+        rates.append(optimizer.param_groups[0]["lr"])
+        return real(model, optimizer, *args, **kw)
 
-    monkeypatch.setattr(parallel_module, "make_optimizer", counting)
+    monkeypatch.setattr(loop_module, "train_step", noting)
     result = quiet(config)
-    schedule = train_module.make_schedule(
-        config.optim.schedule, 20, 2, config.optim.final_lr, config.optim.cooldown
-    )
-    assert (
-        len(steps) == 20
-        and steps == [config.optim.learning_rate * schedule(s) for s in range(20)]
-        and steps[0] > 0
-    )
-    assert [line["lr"] for line in read_metrics(result.run) if "lr" in line] == steps
+    o = config.optim
+    schedule = make_schedule(o.schedule, 20, 2, o.final_lr, o.cooldown)
+    assert rates == [o.learning_rate * schedule(step) for step in range(20)] and rates[0] > 0
+    assert [line["lr"] for line in read_metrics(result.run) if "lr" in line] == rates
 
 
 def test_a_signal_ends_the_run_after_the_step_and_resuming_completes_it(config, monkeypatch):
     whole = quiet(config)
     config.run.name = "signalled"
-    real = train_module.accumulate_gradients
+    real = loop_module.train_step
     calls = []
 
     def with_signal(*args, **kw):
@@ -153,33 +153,13 @@ def test_a_signal_ends_the_run_after_the_step_and_resuming_completes_it(config, 
             signal.raise_signal(signal.SIGTERM)
         return real(*args, **kw)
 
-    monkeypatch.setattr(train_module, "accumulate_gradients", with_signal)
+    monkeypatch.setattr(loop_module, "train_step", with_signal)
     stopped = quiet(config)
     assert not stopped.finished and stopped.steps == 8 and checkpoints(stopped.run)[-1].name == "step_000008"
     assert f"--resume {stopped.run}" in (stopped.run / "log.txt").read_text()
     resumed = quiet(config, resume=True)
     assert stopped.losses + resumed.losses == whole.losses and resumed.finished
     assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters()))
-
-
-def test_signal_handlers_are_put_back_and_other_threads_may_train():
-    before = signal.getsignal(signal.SIGINT)
-    with StopSignal():
-        assert signal.getsignal(signal.SIGINT) != before
-    assert signal.getsignal(signal.SIGINT) == before
-    failures = []
-
-    def elsewhere():
-        try:
-            with StopSignal() as caught:
-                assert not caught.stop
-        except ValueError as error:  # what Python says to handlers set outside the main thread
-            failures.append(error)
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert not failures
 
 
 class Poisoned(GPT):
@@ -199,7 +179,7 @@ class Poisoned(GPT):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    monkeypatch.setattr(train_module, "GPT", Poisoned)
+    monkeypatch.setattr(run_setup, "GPT", Poisoned)
     Poisoned.calls = 0
     yield Poisoned
     Poisoned.bad_steps = ()
@@ -215,10 +195,19 @@ def test_a_step_with_a_loss_that_is_not_finite_changes_no_weight(config, poisone
 
 def test_ten_bad_steps_in_a_row_end_the_run_and_name_the_last_good_checkpoint(config, poisoned):
     poisoned.bad_steps = range(6, 100)
-    with pytest.raises(UserError, match="step_000005"):
+    with pytest.raises(UserError, match=r"10 steps in a row \(to step 16\).*step_000005"):
         quiet(config)
     assert poisoned.calls <= 6 + 10 + config.eval.log_every
+    losses = [line["loss"] for line in read_metrics(config.folder) if "loss" in line]
+    assert [math.isnan(loss) for loss in losses] == [False] * 6 + [True] * 10
     load_model(checkpoints(config.folder)[0])
+
+
+def test_ten_bad_steps_are_counted_between_readings_too(config, poisoned):
+    poisoned.bad_steps = range(2, 12)  # the steps before and after are good, and all are read together
+    config.eval = replace(config.eval, log_every=20, save_every=0, eval_every=0)
+    with pytest.raises(UserError, match=r"10 steps in a row \(to step 12\)"):
+        quiet(config)
 
 
 def test_what_is_saved_after_bad_steps_is_the_last_good_state(config, poisoned):
@@ -265,13 +254,13 @@ def test_compressors_are_computed_once_and_not_for_large_data(config, monkeypatc
     data = quiet(config).data
     first = compare_with_compressors(data)
     assert set(first) == {"bzip2 -9", "xz -9", "xz -9 primed with the training text"}
-    monkeypatch.setattr(run_setup_module, "compressor_bits", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(run_setup, "compressor_bits", lambda *a: pytest.fail("computed again"))
     assert compare_with_compressors(data) == first
     assert compare_with_compressors(data, max_bytes=10) == {}
 
 
 def test_a_signal_during_a_validation_is_saved_too(config, monkeypatch):
-    real = train_module.evaluate
+    real = run_setup.evaluate
 
     def with_signal(*args, **kw):
         if not signalled:
@@ -279,7 +268,7 @@ def test_a_signal_during_a_validation_is_saved_too(config, monkeypatch):
         return real(*args, **kw)
 
     signalled = []
-    monkeypatch.setattr(train_module, "evaluate", with_signal)
+    monkeypatch.setattr(run_setup, "evaluate", with_signal)
     config.eval = replace(config.eval, eval_every=4, save_every=0)
     stopped = quiet(config)
     assert not stopped.finished and [p.name for p in checkpoints(stopped.run)] == [
@@ -299,7 +288,7 @@ def test_every_loader_and_optimizer_resumes_bit_for_bit(config, loader, optimize
                 for i, line in enumerate(words.read_text().splitlines())
             )
         )
-        config.data.data = str(path)
+        config.data.source = str(path)
     config.optim = replace(config.optim, max_steps=12)
     config.eval = replace(config.eval, save_every=7, eval_every=0)
     whole = quiet(config)

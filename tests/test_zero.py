@@ -1,4 +1,7 @@
-"""Sharded optimizers against the single-process ones, on 1 to 4 processes; the numbers of a 124 M model counted without allocating it."""
+"""Sharded optimizers against the single-process ones, on 1 to 4 processes.
+
+The numbers of a 124 M model are counted without allocating it.
+"""
 
 import contextlib
 import copy
@@ -15,37 +18,41 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tinygpt.adamw import AdamW, make_adamw, param_groups
+from tinygpt.adamw import AdamW, adamw_groups, make_adamw
 from tinygpt.ddp.world import World, init_world, run_processes
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.muon import CombinedOptimizer, Muon, make_muon
+from tinygpt.muon import CombinedOptimizer, Muon, make_optimizer, muon_groups
 from tinygpt.precision import LossScaler, unscale_gradients
 from tinygpt.support import UserError
 from tinygpt.zero import DistAdamW, DistMuon, ZeroOptimizer, make_zero
 from tinygpt.zero_wire import Wire
 
-pytestmark = pytest.mark.timeout(
-    900
-)  # of all processes together, on a busy machine; run_processes ends each start after 240 s
+# of all processes together, on a busy machine; run_processes ends each start after 240 s
+pytestmark = pytest.mark.timeout(900)
 
 
 class Net(nn.Module):
-    "Shapes that divide by nothing: a tied embedding, a fused matrix, a scalar, a tensor of three dimensions, a frozen and an empty parameter."
+    """Shapes that divide by nothing.
+
+    A tied embedding, a fused matrix, a scalar, a tensor of three dimensions, a frozen and an empty parameter.
+    """
 
     def __init__(self, seed=0, dtype=torch.float64):
         super().__init__()
         g = torch.Generator().manual_seed(seed)
-        tensor = lambda *shape: nn.Parameter(
-            torch.randn(shape, generator=g, dtype=torch.float64).mul(0.5).to(dtype)
-        )
-        self.emb, self.fused, self.a, self.b, self.c = (
-            tensor(11, 5),
-            tensor(9, 5),
-            tensor(7, 9),
-            tensor(7, 9),
-            tensor(5, 7),
-        )
-        self.scalar, self.odd, self.bias, self.empty = tensor(), tensor(3, 1, 5), tensor(7), tensor(0, 3)
+
+        def tensor(*shape):
+            return nn.Parameter(torch.randn(shape, generator=g, dtype=torch.float64).mul(0.5).to(dtype))
+
+        self.emb = tensor(11, 5)
+        self.fused = tensor(9, 5)
+        self.a = tensor(7, 9)
+        self.b = tensor(7, 9)
+        self.c = tensor(5, 7)
+        self.scalar = tensor()
+        self.odd = tensor(3, 1, 5)
+        self.bias = tensor(7)
+        self.empty = tensor(0, 3)
         self.frozen = nn.Parameter(tensor(5, 5).data, requires_grad=False)
 
     def forward(self, x, use_a=True, use_odd=True):
@@ -69,44 +76,54 @@ def groups(net):
 
 def single(net, kind):
     muon, adamw = groups(net)
-    return (
-        AdamW(muon_as_adamw(muon) + adamw, lr=0.01)
-        if kind == "adamw"
-        else CombinedOptimizer(Muon(muon, lr=0.03), AdamW(adamw, lr=0.01))
-    )
+    if kind == "adamw":
+        return AdamW(muon_as_adamw(muon) + adamw, lr=0.01)
+    return CombinedOptimizer(Muon(muon, lr=0.03), AdamW(adamw, lr=0.01))
 
 
 def sharded(net, kind, **wire):
     muon, adamw = groups(net)
     wire = Wire(**wire)
-    if kind == "adamw":
-        return DistAdamW(
-            muon_as_adamw(muon) + adamw, lr=0.01, bucket_bytes=600, wire=wire
-        )  # several buckets, and tensors larger than one
-    return ZeroOptimizer(
-        DistMuon(muon, lr=0.03, wire=wire), DistAdamW(adamw, lr=0.01, bucket_bytes=200, wire=wire)
-    )
+    if kind == "adamw":  # several buckets, and tensors larger than one
+        return DistAdamW(muon_as_adamw(muon) + adamw, lr=0.01, bucket_bytes=600, wire=wire)
+    rest = DistAdamW(adamw, lr=0.01, bucket_bytes=200, wire=wire)
+    return ZeroOptimizer(DistMuon(muon, lr=0.03, wire=wire), rest)
 
 
 def muon_as_adamw(muon):
     return [dict(params=g["params"]) for g in muon]
 
 
+def both_kinds(model, lr=0.02, adamw_lr=5e-3):
+    "Groups of a GPT: Muon for the matrices of the blocks, AdamW for the rest."
+    return muon_groups(model, adamw_groups(model, adamw_lr), lr)
+
+
+def groups_for(kind, model, lr):
+    return adamw_groups(model, lr) if kind == "adamw" else both_kinds(model, lr)
+
+
 def losses(net, step, world_size, device="cpu"):
-    """The micro-losses of each rank in this step, very unequal; some leave parameters without gradient: `a` on rank 0 only, `odd` on all."""
+    """The micro-losses of each rank in this step, very unequal.
+
+    Some leave parameters without gradient: `a` on rank 0 only, `odd` on all.
+    """
     g = torch.Generator().manual_seed(step)
     dtype = net.emb.dtype
     x = torch.randint(11, (world_size, 2, 6), generator=g).to(device)
     y = torch.randint(11, (world_size, 2, 6), generator=g).to(device)
-    return [[lambda r=r, m=m: F.cross_entropy(net(x[r, m], use_a=r != 0 or step % 3 > 0, use_odd=step % 5 > 0), y[r, m]).to(dtype) * (1 + 5 * r)
-             for m in range(2)] for r in range(world_size)]  # fmt: skip
+
+    def loss(r, m):
+        out = net(x[r, m], use_a=r != 0 or step % 3 > 0, use_odd=step % 5 > 0)
+        return F.cross_entropy(out, y[r, m]).to(dtype) * (1 + 5 * r)
+
+    return [[functools.partial(loss, r, m) for m in range(2)] for r in range(world_size)]
 
 
 def train(world, kind, dtype, steps=50, native=None, device="cpu"):
     "The largest difference of weights and norms between sharded and single-process training over all steps."
-    ours = Net(seed=world.rank, dtype=dtype).to(
-        device
-    )  # another seed on each rank: rank 0's weights must win
+    # another seed on each rank: rank 0's weights must win
+    ours = Net(seed=world.rank, dtype=dtype).to(device)
     alone = Net(dtype=dtype).to(device)
     ours.frozen.data.copy_(alone.frozen)
     optimizer, reference = sharded(ours, kind, native=native), single(alone, kind)
@@ -131,18 +148,20 @@ def train(world, kind, dtype, steps=50, native=None, device="cpu"):
         reference.step()
         optimizer.zero_grad()
         reference.zero_grad()
-        pairs = [(norm, expected)] + list(zip(ours.parameters(), alone.parameters()))
-        worst = max(
-            [worst] + [((p - q).abs() / q.abs().clamp(min=1)).max().item() for p, q in pairs if p.numel()]
-        )
+        for p, q in [(norm, expected), *zip(ours.parameters(), alone.parameters())]:
+            if p.numel():
+                worst = max(worst, ((p - q).abs() / q.abs().clamp(min=1)).max().item())
     return worst
 
 
-# ---- what runs in the processes; one start of them does many checks -------------------------------------------------
+# ---- what runs in the processes; one start of them does many checks ------------------------------
 
 
 def chained(world, kind, state, weights, steps=4):
-    "Go on from the state of another number of ranks, with equal gradients of whole numbers on all ranks: their mean is exact, so every bit must agree."
+    """Go on from the state of another number of ranks.
+
+    All ranks have equal gradients of whole numbers: their mean is exact, so every bit must agree.
+    """
     net, alone = Net(seed=1), Net()
     with torch.no_grad():
         for p, q in zip(net.parameters(), weights):
@@ -188,12 +207,16 @@ def same_state(ours, theirs):
 
 
 def overflow(world):
-    "A step whose gradients overflow on the last rank only: with unscale_gradients by hand, then with the LossScaler."
+    "A step whose gradients overflow on the last rank only: unscaled by hand, then by the LossScaler."
+
+    def reduce(t):
+        if world.world_size > 1:
+            dist.all_reduce(t, dist.ReduceOp.MAX)
+
     net = Net(seed=3)
     optimizer = sharded(net, "muon")
     before = [p.detach().clone() for p in net.parameters()]
     scale = torch.tensor(8.0)
-    reduce = lambda t: dist.all_reduce(t, dist.ReduceOp.MAX) if world.world_size > 1 else None
     loss = losses(net, 1, world.world_size)[world.rank][0]
     (loss() * scale * (float("inf") if world.rank == world.world_size - 1 else 1.0)).backward()
     found = unscale_gradients(optimizer.gradient_shards(), scale)
@@ -209,35 +232,31 @@ def overflow(world):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        results.append(
-            (
-                all(torch.equal(p, q) for p, q in zip(net.parameters(), before)),
-                scaler._scale.item(),
-                norm.item(),
-            )
-        )
+        unchanged = all(torch.equal(p, q) for p, q in zip(net.parameters(), before))
+        results.append((unchanged, scaler._scale.item(), norm.item()))
     plain = Net(seed=3)
     single_optimizer = single(plain, "muon")
     for rank_losses in losses(plain, 1, world.world_size):
         (rank_losses[0]() / world.world_size).backward()
     norm = nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None])
     single_optimizer.step()
-    results.append(
-        max((p - q).abs().max().item() for p, q in zip(net.parameters(), plain.parameters()) if p.numel())
-    )
+    pairs = zip(net.parameters(), plain.parameters())
+    results.append(max((p - q).abs().max().item() for p, q in pairs if p.numel()))
     results.append(norm.item())
     return results
 
 
 def abandoned(world):
-    "A backward that is thrown away, of which rank 0 had only a part of one bucket: whether the next step is as if it had not been."
+    """A backward that is thrown away, of which rank 0 had only a part of one bucket.
+
+    Returns whether the next step is as if it had not been.
+    """
     nets = Net(), Net()
     for net, abandon in zip(nets, (False, True)):
         optimizer = DistAdamW(net.parameters(), lr=0.01, bucket_bytes=600)
         if abandon:
-            (
-                net.bias.sum() if world.rank == 0 else losses(net, 1, world.world_size)[world.rank][0]()
-            ).backward()
+            loss = net.bias.sum() if world.rank == 0 else losses(net, 1, world.world_size)[world.rank][0]()
+            loss.backward()
             optimizer.zero_grad()
         losses(net, 2, world.world_size)[world.rank][0]().backward()
         optimizer.step()
@@ -251,10 +270,11 @@ def traffic(world):
     optimizer = DistAdamW(model.parameters(), bucket_bytes=64 * 64 * 4)
     x = torch.randn(4, 64)
     out = {}
-    for step in range(3):
-        optimizer.wire.calls = optimizer.wire.bytes = 0
+    wire = optimizer.wire
+    for _ in range(3):
+        wire.calls = wire.bytes = 0
         kernel = bytes_sent()
-        optimizer.wire.spans = []
+        wire.spans = []
         model(x).square().mean().backward()
         out["launched in backward"] = optimizer.reducer.launched
         out["gradients left"] = sum(p.grad is not None for p in model.parameters())
@@ -264,12 +284,10 @@ def traffic(world):
         optimizer.step()
         if dist.is_initialized():
             dist.barrier()
-        out["bytes"], out["calls"], out["kernel"] = (
-            optimizer.wire.bytes,
-            optimizer.wire.calls,
-            bytes_sent() - kernel,
-        )
-    out["spans"] = optimizer.wire.spans
+        out["bytes"] = wire.bytes
+        out["calls"] = wire.calls
+        out["kernel"] = bytes_sent() - kernel
+    out["spans"] = wire.spans
     try:
         model(x).sum().backward()
         model(x).sum().backward()
@@ -291,27 +309,22 @@ def bytes_sent():
         try:
             if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{fd}").st_mode):
                 with socket.socket(fileno=os.dup(int(fd))) as s:
-                    total += struct.unpack_from(
-                        "Q", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 120
-                    )[0]  # tcpi_bytes_acked
+                    info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    total += struct.unpack_from("Q", info, 120)[0]  # tcpi_bytes_acked
         except (OSError, struct.error):
             pass
     return total
 
 
 def gpt(world, kind, dtype=torch.float64):
-    "`make_zero` on a small GPT with fused qkv and grouped queries, against `make_adamw` / `make_muon`."
+    "`make_zero` on a small GPT with fused qkv and grouped queries, against `make_optimizer`."
     config = GPTConfig.modern(vocab_size=17, block_size=8, n_layer=2, n_head=4, n_kv_head=2, n_embd=24)
     torch.manual_seed(world.rank)
     model = GPT(config).to(dtype)
     torch.manual_seed(0)
     alone = GPT(config).to(dtype)
-    optimizer, line = make_zero(model, kind, lr=0.01)
-    reference, _ = (
-        make_muon(alone, lr=0.01, implementation="own")
-        if kind == "muon"
-        else make_adamw(param_groups(alone), 0.01, implementation="own")
-    )
+    optimizer, line = make_zero(model, groups_for(kind, model, 0.01))
+    reference, _ = make_optimizer(groups_for(kind, alone, 0.01), "own")
     for step in range(5):
         idx = torch.randint(17, (world.world_size, 2, 9), generator=torch.Generator().manual_seed(step))
         model(idx[world.rank, :, :-1], idx[world.rank, :, 1:])[1].backward()
@@ -319,9 +332,11 @@ def gpt(world, kind, dtype=torch.float64):
             (alone(idx[rank, :, :-1], idx[rank, :, 1:])[1] / world.world_size).backward()
         optimizer.clip_gradients(1.0)
         nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
-        optimizer.step(), reference.step(), reference.zero_grad()
+        optimizer.step()
+        reference.step()
+        reference.zero_grad()
     worst = max((p - q).abs().max().item() for p, q in zip(model.parameters(), alone.parameters()))
-    return worst, line, optimizer.state_bytes(), [g["initial_lr"] for g in optimizer.param_groups]
+    return worst, line, optimizer.state_bytes(), [g["lr"] for g in optimizer.param_groups]
 
 
 def everything(world, chain, device="cpu"):
@@ -332,18 +347,16 @@ def everything(world, chain, device="cpu"):
         dist.destroy_process_group()
         world = init_world("cuda")
         device = str(world.device)
-    out = {
-        (kind, bits): train(world, kind, getattr(torch, f"float{bits}"), device=device)
-        for kind in ("adamw", "muon")
-        for bits in (64, 32)
-    }
+    kinds = ("adamw", "muon")
+    out = {}
+    for kind in kinds:
+        for bits in (64, 32):
+            out[kind, bits] = train(world, kind, getattr(torch, f"float{bits}"), device=device)
     if device == "cpu":
-        out["native"] = max(
-            train(world, kind, torch.float64, steps=6, native=True) for kind in ("adamw", "muon")
-        )
+        out["native"] = max(train(world, kind, torch.float64, steps=6, native=True) for kind in kinds)
         out["chain"] = {kind: chained(world, kind, *chain[kind]) for kind in chain}
         out["overflow"] = overflow(world)
-        out["gpt"] = {kind: gpt(world, kind) for kind in ("adamw", "muon")}
+        out["gpt"] = {kind: gpt(world, kind) for kind in kinds}
         out["traffic"] = traffic(world)
         out["abandoned"] = abandoned(world)
     return out
@@ -356,7 +369,11 @@ RESULTS = {}
 
 
 def results(world_size):
-    "What every rank returned. Each number of ranks goes on from the state that the one below it saved. A failure is kept too, not waited for again."
+    """What every rank returned.
+
+    Each number of ranks goes on from the state that the one below it saved. A failure is kept too, not waited
+    for again.
+    """
     if world_size not in RESULTS:
         try:
             if world_size == 1:
@@ -375,7 +392,7 @@ WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 KINDS = pytest.mark.parametrize("kind", ["adamw", "muon"])
 
 
-# ---- equal to one process -------------------------------------------------------------------------------------------
+# ---- equal to one process ------------------------------------------------------------------------
 
 
 @WORLDS
@@ -396,14 +413,14 @@ def test_the_collectives_of_the_backend_give_the_same(world_size):
 
 @WORLDS
 @KINDS
-def test_make_zero_trains_a_gpt_as_make_adamw_and_make_muon_do(world_size, kind):
+def test_make_zero_trains_a_gpt_as_make_optimizer_does(world_size, kind):
     for result in results(world_size):
-        worst, line, state, initial = result["gpt"][kind]
+        worst, line, state, rates = result["gpt"][kind]
         assert worst <= 1e-12 and f"of {world_size} keeps" in line
-        assert set(initial) == ({0.01} if kind == "adamw" else {0.01, 5e-3})
+        assert set(rates) == ({0.01} if kind == "adamw" else {0.01, 5e-3})
 
 
-# ---- state dicts ----------------------------------------------------------------------------------------------------
+# ---- state dicts ---------------------------------------------------------------------------------
 
 
 @WORLDS
@@ -444,8 +461,8 @@ def test_the_state_of_four_ranks_goes_back_into_one_process(kind):
 
 def test_a_state_dict_is_what_torchs_fused_adamw_understands_and_the_other_way_round():
     net, other = Net(dtype=torch.float32), Net(dtype=torch.float32)
-    ours = DistAdamW(param_groups(net), lr=0.01)
-    fused, name = make_adamw(param_groups(other), 0.01)
+    ours = DistAdamW(adamw_groups(net, 0.01))
+    fused, name = make_adamw(adamw_groups(other, 0.01))
     assert name == "fused"
 
     def step(model, optimizer, seed):
@@ -459,31 +476,40 @@ def test_a_state_dict_is_what_torchs_fused_adamw_understands_and_the_other_way_r
     other.load_state_dict(net.state_dict())
     fused.load_state_dict(ours.state_dict())
     for seed in range(3, 6):
-        step(net, ours, seed), step(other, fused, seed)
+        step(net, ours, seed)
+        step(other, fused, seed)
     torch.testing.assert_close(list(net.parameters()), list(other.parameters()))
     ours.load_state_dict(fused.state_dict())
     net.load_state_dict(other.state_dict())
     for seed in range(6, 9):
-        step(net, ours, seed), step(other, fused, seed)
+        step(net, ours, seed)
+        step(other, fused, seed)
     torch.testing.assert_close(list(net.parameters()), list(other.parameters()))
 
 
-def test_a_muon_state_dict_goes_to_make_muon_with_fused_adamw_and_back():
+def test_a_muon_state_dict_goes_to_one_process_with_fused_adamw_and_back():
     config = GPTConfig.modern(vocab_size=17, block_size=8, n_layer=1, n_head=2, n_embd=16)
     torch.manual_seed(0)
     model = GPT(config)
     other = copy.deepcopy(model)
-    ours, _ = make_zero(model, "muon")
+    ours, _ = make_zero(model, both_kinds(model))
     idx = torch.randint(17, (4, 9))
-    step = lambda m, o: (m(idx[:, :-1], idx[:, 1:])[1].backward(), o.step(), o.zero_grad())
+
+    def step(model, optimizer):
+        model(idx[:, :-1], idx[:, 1:])[1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
     step(model, ours)
-    theirs, _ = make_muon(other)
+    theirs, _ = make_optimizer(both_kinds(other))
     theirs.load_state_dict(ours.state_dict())
     other.load_state_dict(model.state_dict())
-    step(model, ours), step(other, theirs)
+    step(model, ours)
+    step(other, theirs)
     torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
     ours.load_state_dict(theirs.state_dict())
-    step(model, ours), step(other, theirs)
+    step(model, ours)
+    step(other, theirs)
     torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
 
 
@@ -504,7 +530,7 @@ def test_a_state_dict_of_another_model_changes_nothing():
         assert ours.param_groups[0]["lr"] == 0.03 and same_state(ours.state_dict(), good) == ""
 
 
-# ---- memory and traffic ---------------------------------------------------------------------------------------------
+# ---- memory and traffic --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -529,7 +555,7 @@ def test_each_rank_of_a_124_m_model_keeps_its_share_of_the_state(pretend, world_
     config = GPTConfig.gpt2()
     with torch.device("meta"):
         model = GPT(config)
-    total = make_zero(model, kind)[0].state_bytes()
+    total = make_zero(model, groups_for(kind, model, 0.01))[0].state_bytes()
     count = sum(p.numel() for p in model.parameters())
     assert 123e6 < count < 126e6
     if kind == "adamw":
@@ -540,7 +566,7 @@ def test_each_rank_of_a_124_m_model_keeps_its_share_of_the_state(pretend, world_
         pretend(rank, world_size)
         with torch.device("meta"):
             model = GPT(config)
-        shares.append(make_zero(model, kind)[0].state_bytes())
+        shares.append(make_zero(model, groups_for(kind, model, 0.01))[0].state_bytes())
     assert sum(shares) == total
     assert max(shares) <= total / world_size + largest
     assert all(abs(share * world_size / total - 1) < 0.1 for share in shares)
@@ -555,11 +581,8 @@ def test_parts_cover_every_element_once_also_where_nothing_divides(pretend, worl
             params = [nn.Parameter(torch.zeros(s)) for s in sizes]
             index = {p: i for i, p in enumerate(params)}
             for bucket in DistAdamW(params).buckets:
-                covered += [
-                    (index[p], i)
-                    for p, _, where in bucket.segments(params)
-                    for i in range(where.start, where.stop)
-                ]
+                for p, _, where in bucket.segments(params):
+                    covered += [(index[p], i) for i in range(where.start, where.stop)]
         assert sorted(covered) == [(i, j) for i, p in enumerate(params) for j in range(p.numel())]
 
 
@@ -602,9 +625,8 @@ def test_the_kernel_counts_the_same_bytes(world_size):
     sent = [result["traffic"]["kernel"] for result in results(world_size)]
     if not any(sent):
         pytest.skip("this kernel keeps no count")
-    assert sum(sent) / world_size == pytest.approx(
-        results(world_size)[0]["traffic"]["bytes"], rel=0.15
-    )  # headers and the barrier
+    expected = results(world_size)[0]["traffic"]["bytes"]
+    assert sum(sent) / world_size == pytest.approx(expected, rel=0.15)  # headers and the barrier
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -630,7 +652,7 @@ def test_a_second_backward_without_no_sync_is_refused_in_a_sentence(world_size):
         assert "no_sync" in result["traffic"]["second backward"]
 
 
-# ---- alone, without processes ---------------------------------------------------------------------------------------
+# ---- alone, without processes --------------------------------------------------------------------
 
 
 def test_parameters_without_gradient_are_left_as_they_are():
@@ -663,7 +685,8 @@ def test_a_gradient_of_an_earlier_micro_step_counts_though_the_last_has_none():
         with context():
             model(torch.arange(5)).square().sum().backward()
         model(torch.arange(5), use_a=False, use_odd=False).square().sum().backward()
-    optimizer.step(), reference.step()
+    optimizer.step()
+    reference.step()
     torch.testing.assert_close(list(net.parameters()), list(alone.parameters()), atol=1e-14, rtol=0)
 
 
@@ -677,11 +700,9 @@ def test_weights_in_buckets_can_be_saved_loaded_and_copied(tmp_path):
     optimizer.step()
     assert not torch.equal(twin.emb, net.emb)
     net.load_state_dict(load_file(tmp_path / "w.safetensors"))
-    assert (
-        torch.equal(twin.emb, net.emb)
-        and net.emb.untyped_storage().data_ptr()
-        == optimizer.reducer.bucket_of[net.emb].weights.untyped_storage().data_ptr()
-    )
+    weights = optimizer.reducer.bucket_of[net.emb].weights
+    assert torch.equal(twin.emb, net.emb)
+    assert net.emb.untyped_storage().data_ptr() == weights.untyped_storage().data_ptr()
 
 
 def test_two_sharded_optimizers_on_one_model_are_refused_until_the_first_is_detached():
@@ -697,15 +718,16 @@ def test_two_sharded_optimizers_on_one_model_are_refused_until_the_first_is_deta
 
 def test_bad_input_is_told_in_a_sentence():
     with pytest.raises(UserError, match="optimizer = sgd"):
-        make_zero(nn.Linear(2, 2), "sgd")
+        make_zero(nn.Linear(2, 2), [dict(kind="sgd", params=[])])
     with pytest.raises(UserError, match="not a matrix"):
         DistMuon([nn.Parameter(torch.zeros(3))])
     with pytest.raises(UserError, match="lr = -1"):
         DistAdamW([nn.Parameter(torch.zeros(3))], lr=-1)
     with pytest.raises(UserError, match="one and the same wire"):
         ZeroOptimizer(DistMuon([nn.Parameter(torch.zeros(3, 2))]), DistAdamW([nn.Parameter(torch.zeros(3))]))
+    optimizer = DistAdamW([nn.Parameter(torch.zeros(3))])
     with pytest.raises(UserError, match="make a new one"):
-        DistAdamW([nn.Parameter(torch.zeros(3))]).add_param_group(dict(params=[nn.Parameter(torch.zeros(2))]))
+        optimizer.add_param_group(dict(params=[nn.Parameter(torch.zeros(2))]))
 
 
 def test_there_is_one_update_rule():
@@ -719,7 +741,7 @@ def test_there_is_one_update_rule():
     assert not any(word in source for word in ("addcdiv", "sqrt", "lerp", "newton_schulz("))
 
 
-# ---- on GPUs --------------------------------------------------------------------------------------------------------
+# ---- on GPUs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
@@ -739,8 +761,9 @@ def cuda_results():
 def test_a_state_dict_brings_its_rates_and_decay_as_torchs_does():
     settings = dict(lr=0.5, betas=(0.6, 0.7), eps=1e-3, weight_decay=0.3)
     net, other, third = Net(), Net(), Net()
-    saved = DistAdamW(param_groups(net, 0.3), **settings).state_dict()
-    ours, torchs = DistAdamW(param_groups(other), lr=0.01), torch.optim.AdamW(param_groups(third), lr=0.01)
+    saved = DistAdamW(adamw_groups(net, **settings)).state_dict()
+    ours = DistAdamW(adamw_groups(other, 0.01))
+    torchs = torch.optim.AdamW(adamw_groups(third, 0.01))
     ours.load_state_dict(saved)
     torchs.load_state_dict(saved)
     for group, theirs in zip(ours.param_groups, torchs.param_groups, strict=True):

@@ -1,7 +1,9 @@
-"""Two hosts on one machine: network namespaces joined by a virtual cable, each with a name of its own. Linux, root, `ip` and `unshare` are needed.
+"""Two hosts on one machine: network namespaces joined by a virtual cable, each with a name of its own.
+
+Linux, root, `ip` and `unshare` are needed.
 
 with TwoHosts() as hosts:
-    first, second = hosts.torchrun("tinygpt.ddp.world", "--mib", "1")
+    first, second = hosts.torchrun("tinygpt.ddp", "--mib", "1")
     assert first.returncode == second.returncode == 0
 """
 
@@ -29,49 +31,31 @@ def why_not() -> str | None:
     name = f"tiny{os.getpid()}"
     done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if done.returncode == 0:  # a container may have root and still forbid the cable
-        done = subprocess.run(
-            ["ip", "-n", name, "link", "add", "cable", "type", "veth", "peer", "name", "cable2"],
-            capture_output=True,
-            text=True,
-        )
+        cable = ["ip", "-n", name, "link", "add", "cable", "type", "veth", "peer", "name", "cable2"]
+        done = subprocess.run(cable, capture_output=True, text=True)
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return f"this system refuses: {done.stderr.strip()}" if done.returncode else None
 
 
 class TwoHosts:
-    "Hosts 0 and 1, named host0 and host1, each with a network of its own; everything is ended and removed at the end."
+    "host0 and host1, each with a network of its own; everything is ended and removed at the end."
 
-    hosts, addresses = ("host0", "host1"), ("10.213.7.1", "10.213.7.2")
+    hosts = ("host0", "host1")
+    addresses = ("10.213.7.1", "10.213.7.2")
 
     def __enter__(self):
-        self.names, self.running, self.folder = (
-            [f"tiny{os.getpid()}h{i}" for i in (0, 1)],
-            [],
-            Path(tempfile.mkdtemp(prefix="two-hosts-")),
-        )
+        self.names = [f"tiny{os.getpid()}h{i}" for i in (0, 1)]
+        self.running = []
+        self.folder = Path(tempfile.mkdtemp(prefix="two-hosts-"))
+        lines = [f"{address} {host}\n" for address, host in zip(self.addresses, self.hosts)]
         try:
             for name in self.names:
                 self._ip("netns", "add", name)
                 etc = Path("/etc/netns") / name  # `ip netns exec` lays these files over those in /etc
                 etc.mkdir(parents=True)
-                (etc / "hosts").write_text(
-                    "127.0.0.1 localhost\n"
-                    + "".join(f"{a} {h}\n" for a, h in zip(self.addresses, self.hosts))
-                )
-            self._ip(
-                "-n",
-                self.names[0],
-                "link",
-                "add",
-                "cable",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "cable",
-                "netns",
-                self.names[1],
-            )
+                (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
+            one, other = self.names
+            self._ip(*f"-n {one} link add cable type veth peer name cable netns {other}".split())
             for name, address in zip(self.names, self.addresses):
                 self._ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
                 for device in ("lo", "cable"):
@@ -109,26 +93,31 @@ class TwoHosts:
         self._ip("-n", self.names[0], "link", "set", "cable", "down")
 
     def start(self, host: int, *command, env=None):
-        "Start a command on a host, in a process group of its own; its output (stdout and stderr) goes to a file, see `finish`."
+        """Start a command on a host, in a process group of its own.
+
+        Its output (stdout and stderr) goes to a file, see `finish`.
+        """
         out = self.folder / f"{len(self.running)}.txt"
-        named = [
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            f'echo {self.hosts[host]} > /proc/sys/kernel/hostname; exec "$@"',
-            "sh",
-        ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        rename = f'echo {self.hosts[host]} > /proc/sys/kernel/hostname; exec "$@"'
+        words = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c", rename, "sh"]
         with open(out, "w") as file:
-            process = subprocess.Popen(["ip", "netns", "exec", self.names[host], *named, *map(str, command)], stdout=file, stderr=subprocess.STDOUT,
-                                       stdin=subprocess.DEVNULL, env=environment, start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                [*words, *map(str, command)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+                start_new_session=True,
+            )
         process.out = out
         self.running.append(process)
         return process
 
     def finish(self, processes, timeout: float) -> list[subprocess.CompletedProcess]:
-        "Wait for started commands; past the timeout they are killed and have the return code of that. stdout holds all they said."
+        """Wait for started commands; past the timeout they are killed and have the return code of that.
+
+        stdout holds all they said.
+        """
         deadline = time.monotonic() + timeout
         for process in processes:
             try:
@@ -144,14 +133,12 @@ class TwoHosts:
     def start_torchrun(self, module: str, *args, nproc: int = 1, env=None):
         "Start torchrun with a module (or the path of a script) on both hosts, as one would by hand."
         program = [module] if module.endswith(".py") else ["-m", module]
-        return [
-            self.start(host, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", nproc, "--rdzv-backend", "c10d",
-                       "--rdzv-endpoint", f"{self.hosts[0]}:{PORT}", *program, *args, env=env)
-            for host in (0, 1)
-        ]  # fmt: skip
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", nproc]
+        meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.hosts[0]}:{PORT}"]
+        return [self.start(host, *torchrun, *meet, *program, *args, env=env) for host in (0, 1)]
 
     def torchrun(
         self, module: str, *args, nproc: int = 1, timeout: float = 120, env=None
     ) -> list[subprocess.CompletedProcess]:
-        "Run a module on both hosts under torchrun; return what each host gave: returncode and stdout (with stderr in it)."
+        "Run a module on both hosts under torchrun: each one's returncode and stdout (with stderr in it)."
         return self.finish(self.start_torchrun(module, *args, nproc=nproc, env=env), timeout)

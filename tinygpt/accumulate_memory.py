@@ -18,7 +18,10 @@ from .support import UserError
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #twice
 class _Twice:
-    "A block's forward, run again in the backward. It holds the block weakly: a model that nobody needs is freed at once, not by the garbage collector."
+    """A block's forward, run again in the backward.
+
+    It holds the block weakly: a model that nobody needs is freed at once, not by the garbage collector.
+    """
 
     def __init__(self, block):
         self.block = weakref.ref(block)
@@ -38,9 +41,10 @@ def checkpoint_blocks(
     model: nn.Module,  # its blocks are in `model.h`; block(x, rope, cache) -> x
     enabled: bool = True,  # False takes it off again
 ) -> nn.Module:  # the same model, changed in place
-    """Keep only each block's input for the backward, which runs the block's forward again (Chen et al., https://arxiv.org/abs/1604.06174).
+    """Keep only each block's input for the backward, which runs the block's forward again.
 
-    Gradients stay the same bit for bit, with dropout too: the random numbers of the second run are those of the first.
+    Chen et al., https://arxiv.org/abs/1604.06174. Gradients stay the same bit for bit, with dropout too: the
+    random numbers of the second run are those of the first.
     """
     for block in model.h:
         vars(block).pop("forward", None)
@@ -50,14 +54,19 @@ def checkpoint_blocks(
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-one-chunk
 def _chunk(z, targets, V, softcap, wide, need_grad):
-    "(sum of the losses, their gradient with respect to z) for the products z (chunk, V or padded), which are overwritten."
+    """(sum of the losses, their gradient with respect to z) for the products z.
+
+    z is (chunk, V or padded), and is overwritten.
+    """
     logits = z[:, :V].to(wide)  # in full precision this is z itself
     if softcap:
         logits = logits.div(softcap).tanh_().mul_(softcap)
     ignored = targets == -100
     at = targets.masked_fill(ignored, 0)[:, None]
-    picked, top = logits.gather(1, at), logits.amax(-1, keepdim=True)
-    slope = 1 - logits.div(softcap).square_() if softcap and need_grad else None  # of cap tanh(z / cap)
+    picked = logits.gather(1, at)
+    top = logits.amax(-1, keepdim=True)
+    # the slope of cap tanh(z / cap)
+    slope = 1 - logits.div(softcap).square_() if softcap and need_grad else None
     dz = logits.sub_(top).exp_()
     total = dz.sum(-1, keepdim=True)
     loss = (total.log() + top - picked).masked_fill_(ignored[:, None], 0).sum()
@@ -71,23 +80,29 @@ def _chunk(z, targets, V, softcap, wide, need_grad):
     return loss, z
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-function
+def _product_dtype(x):
+    "What autocast, where it is on, makes of a product with x."
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
 class _ChunkedLoss(torch.autograd.Function):
     "Sum of the losses; the gradients are made in the forward, chunk by chunk, while its logits are there."
 
     @staticmethod
     def forward(ctx, x, weight, targets, V, softcap, chunk, need_grad):
         kind = x.device.type
-        dtype = (
-            torch.get_autocast_dtype(kind)
-            if torch.is_autocast_enabled(kind) and x.dtype != torch.float64
-            else x.dtype
-        )
+        dtype = _product_dtype(x)
         wide = torch.promote_types(dtype, torch.float32)
-        head = (weight[:V] if kind == "cpu" else weight).to(
-            dtype
-        )  # on a GPU the padding fills the product's tiles
+        # on a GPU the padding fills the product's tiles
+        head = (weight[:V] if kind == "cpu" else weight).to(dtype)
         loss = torch.zeros((), dtype=wide, device=x.device)
-        dx, dw = (torch.empty_like(x), torch.zeros_like(weight, dtype=wide)) if need_grad else (None, None)
+        dx = dw = None
+        if need_grad:
+            dx = torch.empty_like(x)
+            dw = torch.zeros_like(weight, dtype=wide)
         with torch.autocast(kind, enabled=False):
             for i, (xb, yb) in enumerate(zip(x.split(chunk), targets.split(chunk))):
                 part, dz = _chunk(xb.to(dtype) @ head.mT, yb, V, softcap, wide, need_grad)
@@ -102,14 +117,9 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        return (
-            *((d * grad).to(dtype) for d, dtype in zip(ctx.saved_tensors, ctx.dtypes)),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        dx, dw = (d * grad for d in ctx.saved_tensors)
+        of_x, of_weight = ctx.dtypes
+        return dx.to(of_x), dw.to(of_weight), None, None, None, None, None
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-public
 def chunked_cross_entropy(
@@ -121,32 +131,41 @@ def chunked_cross_entropy(
     reduction: str = "mean",  # over the counted targets, 0 where there are none; or "sum"
     chunk: int = 1024,  # tokens whose logits exist at one time
 ) -> torch.Tensor:  # a float32 scalar (float64 for float64 inputs)
-    """Cross-entropy of x @ weight.T without ever holding all logits (the idea of Liger's fused loss, https://arxiv.org/abs/2410.10989).
+    """Cross-entropy of x @ weight.T without ever holding all logits. As many FLOPs as the usual way.
 
-    As many FLOPs as the usual way. Once differentiable. UserError for shapes or settings that do not fit.
+    The idea of Liger's fused loss, https://arxiv.org/abs/2410.10989. Once differentiable. UserError for
+    shapes or settings that do not fit.
     """
     V = len(weight) if vocab_size is None else vocab_size
     if x.shape[:-1] != targets.shape:
         raise UserError(
-            f"targets are {tuple(targets.shape)}, the inputs {tuple(x.shape[:-1])}: give one target for each input"
+            f"targets are {tuple(targets.shape)}, the inputs {tuple(x.shape[:-1])}: "
+            "give one target for each input"
         )
     if not 1 <= V <= len(weight) or weight.shape[1] != x.shape[-1]:
         raise UserError(
-            f"weight {tuple(weight.shape)} does not fit inputs of width {x.shape[-1]} and vocab_size = {V}: pass the head's (V, C)"
+            f"weight {tuple(weight.shape)} does not fit inputs of width {x.shape[-1]} "
+            f"and vocab_size = {V}: pass the head's (V, C)"
         )
     if chunk < 1 or reduction not in ("mean", "sum"):
         raise UserError(
-            f'chunk = {chunk}, reduction = {reduction!r}: choose a chunk of at least 1 token, and "mean" or "sum"'
+            f"chunk = {chunk}, reduction = {reduction!r}: "
+            'choose a chunk of at least 1 token, and "mean" or "sum"'
         )
     need_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     loss = _ChunkedLoss.apply(
         x.flatten(0, -2), weight, targets.flatten(), V, float(logit_softcap), chunk, need_grad
     )
-    return loss / (targets != -100).sum().clamp(min=1) if reduction == "mean" else loss
+    if reduction == "sum":
+        return loss
+    return loss / (targets != -100).sum().clamp(min=1)
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #model
 class ChunkedLossGPT(nn.Module):
-    "A GPT for training only: called as the GPT is, returns (None, loss), and never holds the logits of more than `chunk` tokens."
+    """A GPT for training only: called as the GPT is, returns (None, loss).
+
+    It never holds the logits of more than `chunk` tokens.
+    """
 
     def __init__(
         self,
@@ -154,13 +173,19 @@ class ChunkedLossGPT(nn.Module):
         chunk: int = 1024,  # tokens
     ):
         super().__init__()
-        self.model, self.chunk = model, chunk
+        self.model = model
+        self.chunk = chunk
 
     def forward(
-        self, idx: torch.Tensor, targets: torch.Tensor, reduction: str = "mean"
+        self,
+        idx: torch.Tensor,  # (B, T) int64
+        targets: torch.Tensor,  # (B, T) int64; -100 is not counted
+        reduction: str = "mean",
     ) -> tuple[None, torch.Tensor]:
-        m, c = self.model, self.model.config
-        head = (m.lm_head or m.wte).weight
-        return None, chunked_cross_entropy(
-            m.features(idx), head, targets, c.vocab_size, c.logit_softcap, reduction, self.chunk
+        config = self.model.config
+        features = self.model.features(idx)
+        head = (self.model.lm_head or self.model.wte).weight
+        loss = chunked_cross_entropy(
+            features, head, targets, config.vocab_size, config.logit_softcap, reduction, self.chunk
         )
+        return None, loss

@@ -22,9 +22,8 @@ except ImportError:  # an optional extra: this module can be imported without it
     triton, tl = None, SimpleNamespace(constexpr=None)
 
 # %% ../nbs/more/04_attention_triton.ipynb #problem
-_INTERPRETED = (
-    os.environ.get("TRITON_INTERPRET") == "1"
-)  # triton reads it when a kernel is defined, that is, now
+# triton reads it when a kernel is defined, that is, now
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def triton_problem(
@@ -32,22 +31,29 @@ def triton_problem(
 ) -> str | None:  # a sentence, or None when the kernels can run
     "Why the Triton kernels cannot run on this device, if they cannot."
     if triton is None:
-        return "impl = 'triton' needs the package triton (pip install triton; Linux): install it, or choose 'fused' or 'tiled'"
+        return (
+            "impl = 'triton' needs the package triton (pip install triton; Linux): "
+            "install it, or choose 'fused' or 'tiled'"
+        )
     if torch.device(device).type != "cuda" and not _INTERPRETED:
-        return f"impl = 'triton' runs on CUDA, not on {device}: choose 'fused' or 'tiled', or set TRITON_INTERPRET=1 before Python starts"
+        return (
+            f"impl = 'triton' runs on CUDA, not on {device}: choose 'fused' or 'tiled', "
+            "or set TRITON_INTERPRET=1 before Python starts"
+        )
     return None
 
 
-_jit = triton.jit if triton else lambda kernel: kernel
+def _jit(kernel):
+    "What compiles a kernel; without triton the kernel as it is, which nobody calls."
+    return triton.jit(kernel) if triton else kernel
 
 # %% ../nbs/more/04_attention_triton.ipynb #tile
 @_jit
 def _load(start, rows, n_rows, D, BD: tl.constexpr):
     "Rows of a contiguous (n_rows, D) matrix; 0 beyond its edges."
     d = tl.arange(0, BD)
-    return tl.load(
-        start + rows[:, None] * D + d[None, :], mask=(rows[:, None] < n_rows) & (d[None, :] < D), other=0.0
-    )
+    inside = (rows[:, None] < n_rows) & (d[None, :] < D)
+    return tl.load(start + rows[:, None] * D + d[None, :], mask=inside, other=0.0)
 
 
 @_jit
@@ -62,25 +68,26 @@ def _see(rows, cols, T, S, WINDOW, CAUSAL: tl.constexpr):
 # %% ../nbs/more/04_attention_triton.ipynb #forward-kernel
 @_jit
 def _forward_kernel(
-    Q,
-    K,
+    Q,  # addresses of the tensors' first numbers: (B, n_head, T, head_dim)
+    K,  # (B, n_kv_head, S, head_dim)
     V,
-    Y,
-    LSE,
-    T,
-    S,
-    D,
-    H,
-    GROUP,
-    scale,
+    Y,  # written: as Q
+    LSE,  # written: (B, n_head, T)
+    T,  # queries
+    S,  # keys
+    D,  # head_dim
+    H,  # n_head
+    GROUP,  # query heads that share a key head
+    scale,  # 1 / √D
     WINDOW,
     CAUSAL: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BD: tl.constexpr,
+    BM: tl.constexpr,  # queries in a tile
+    BN: tl.constexpr,  # keys in a tile
+    BD: tl.constexpr,  # D up to a power of two
 ):
     "One block of BM queries of one head: y and the log-sum-exp."
-    block, bh = tl.program_id(0), tl.program_id(1).to(tl.int64)  # bh = batch · n_head + head
+    block = tl.program_id(0)
+    bh = tl.program_id(1).to(tl.int64)  # batch · n_head + head
     kv = (bh // H) * (H // GROUP) + (bh % H) // GROUP  # the key head that this query head shares
     rows = block * BM + tl.arange(0, BM)
     q = _load(Q + bh * T * D, rows, T, D, BD)
@@ -107,11 +114,8 @@ def _forward_kernel(
     d = tl.arange(0, BD)
     l = tl.where(l == 0, 1.0, l)  # rows that see nothing: y = 0 / 1, log-sum-exp = -inf + 0
     y = o / l[:, None]
-    tl.store(
-        Y + bh * T * D + rows[:, None] * D + d[None, :],
-        y.to(Y.dtype.element_ty),
-        mask=(rows[:, None] < T) & (d[None, :] < D),
-    )
+    inside = (rows[:, None] < T) & (d[None, :] < D)
+    tl.store(Y + bh * T * D + rows[:, None] * D + d[None, :], y.to(Y.dtype.element_ty), mask=inside)
     tl.store(LSE + bh * T + rows, m + tl.log(l), mask=rows < T)
 
 # %% ../nbs/more/04_attention_triton.ipynb #tile-grad
@@ -119,9 +123,8 @@ def _forward_kernel(
 def _tile_grad(q, k, v, dy, lse, delta, see, scale):
     "The weights p of a tile, and ds: the gradient that arrives at its scores."
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    p = tl.where(
-        see, tl.exp(s - lse[:, None]), 0.0
-    )  # also where a row saw nothing and its log-sum-exp is -inf
+    # 0 where hidden, also in a row that saw nothing and whose log-sum-exp is -inf
+    p = tl.where(see, tl.exp(s - lse[:, None]), 0.0)
     dp = tl.dot(dy, tl.trans(v), input_precision="ieee")
     return p, p * (dp - delta[:, None])
 
@@ -133,25 +136,27 @@ def _dq_kernel(
     V,
     DY,
     LSE,
-    DELTA,
-    DQ,
-    T,
-    S,
-    D,
-    H,
-    GROUP,
-    scale,
+    DELTA,  # (B, n_head, T)
+    DQ,  # written: as Q
+    T,  # queries
+    S,  # keys
+    D,  # head_dim
+    H,  # n_head
+    GROUP,  # query heads that share a key head
+    scale,  # 1 / √D
     WINDOW,
     CAUSAL: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BD: tl.constexpr,
+    BM: tl.constexpr,  # queries in a tile
+    BN: tl.constexpr,  # keys in a tile
+    BD: tl.constexpr,  # D up to a power of two
 ):
     "One block of dq: over all keys that its queries see."
-    block, bh = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0)
+    bh = tl.program_id(1).to(tl.int64)
     kv = (bh // H) * (H // GROUP) + (bh % H) // GROUP
     rows = block * BM + tl.arange(0, BM)
-    q, dy = _load(Q + bh * T * D, rows, T, D, BD), _load(DY + bh * T * D, rows, T, D, BD)
+    q = _load(Q + bh * T * D, rows, T, D, BD)
+    dy = _load(DY + bh * T * D, rows, T, D, BD)
     lse = tl.load(LSE + bh * T + rows, mask=rows < T, other=0.0)
     delta = tl.load(DELTA + bh * T + rows, mask=rows < T, other=0.0)
     dq = tl.zeros([BM, BD], tl.float32)
@@ -166,23 +171,41 @@ def _dq_kernel(
         p, ds = _tile_grad(q, k, v, dy, lse, delta, _see(rows, cols, T, S, WINDOW, CAUSAL), scale)
         dq += tl.dot(ds.to(k.dtype), k, input_precision="ieee")
     d = tl.arange(0, BD)
-    tl.store(
-        DQ + bh * T * D + rows[:, None] * D + d[None, :],
-        (dq * scale).to(DQ.dtype.element_ty),
-        mask=(rows[:, None] < T) & (d[None, :] < D),
-    )
+    inside = (rows[:, None] < T) & (d[None, :] < D)
+    dq = (dq * scale).to(DQ.dtype.element_ty)
+    tl.store(DQ + bh * T * D + rows[:, None] * D + d[None, :], dq, mask=inside)
 
 # %% ../nbs/more/04_attention_triton.ipynb #dkv-kernel
 @_jit
 def _dkv_kernel(
-    Q, K, V, DY, LSE, DELTA, DK, DV, T, S, D, H, GROUP, scale, WINDOW,
-    CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
+    Q,
+    K,
+    V,
+    DY,
+    LSE,
+    DELTA,
+    DK,  # written: as K
+    DV,  # written: as V
+    T,  # queries
+    S,  # keys
+    D,  # head_dim
+    H,  # n_head
+    GROUP,  # query heads that share a key head
+    scale,  # 1 / √D
+    WINDOW,
+    CAUSAL: tl.constexpr,
+    BM: tl.constexpr,  # queries in a tile
+    BN: tl.constexpr,  # keys in a tile
+    BD: tl.constexpr,  # D up to a power of two
+):
     "One block of dk and dv: over all query heads of the group and all queries that see these keys."
-    block, kv = tl.program_id(0), tl.program_id(1).to(tl.int64)  # kv = batch · n_kv_head + head
+    block = tl.program_id(0)
+    kv = tl.program_id(1).to(tl.int64)  # batch · n_kv_head + head
     cols = block * BN + tl.arange(0, BN)
-    k, v = _load(K + kv * S * D, cols, S, D, BD), _load(V + kv * S * D, cols, S, D, BD)
-    dk, dv = tl.zeros([BN, BD], tl.float32), tl.zeros([BN, BD], tl.float32)
+    k = _load(K + kv * S * D, cols, S, D, BD)
+    v = _load(V + kv * S * D, cols, S, D, BD)
+    dk = tl.zeros([BN, BD], tl.float32)
+    dv = tl.zeros([BN, BD], tl.float32)
     start, stop = 0, T
     if CAUSAL:  # the first query that sees the first key, and the last that still sees the last one
         start = tl.maximum(0, block * BN - (S - T))
@@ -192,21 +215,26 @@ def _dkv_kernel(
         bh = (kv // n_kv_head) * H + (kv % n_kv_head) * GROUP + g
         for i in range(start, stop, BM):
             rows = i + tl.arange(0, BM)
-            q, dy = _load(Q + bh * T * D, rows, T, D, BD), _load(DY + bh * T * D, rows, T, D, BD)
+            q = _load(Q + bh * T * D, rows, T, D, BD)
+            dy = _load(DY + bh * T * D, rows, T, D, BD)
             lse = tl.load(LSE + bh * T + rows, mask=rows < T, other=0.0)
             delta = tl.load(DELTA + bh * T + rows, mask=rows < T, other=0.0)
             p, ds = _tile_grad(q, k, v, dy, lse, delta, _see(rows, cols, T, S, WINDOW, CAUSAL), scale)
             dv += tl.dot(tl.trans(p.to(dy.dtype)), dy, input_precision="ieee")
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision="ieee")
     d = tl.arange(0, BD)
-    where, mask = kv * S * D + cols[:, None] * D + d[None, :], (cols[:, None] < S) & (d[None, :] < D)
-    tl.store(DK + where, (dk * scale).to(DK.dtype.element_ty), mask=mask)
-    tl.store(DV + where, dv.to(DV.dtype.element_ty), mask=mask)
+    where = kv * S * D + cols[:, None] * D + d[None, :]
+    inside = (cols[:, None] < S) & (d[None, :] < D)
+    tl.store(DK + where, (dk * scale).to(DK.dtype.element_ty), mask=inside)
+    tl.store(DV + where, dv.to(DV.dtype.element_ty), mask=inside)
 
 # %% ../nbs/more/04_attention_triton.ipynb #tile-size
 def _tile_size(head_dim: int, itemsize: int) -> int:
-    "Rows in a tile: what fits into the fast memory of every GPU since 2020, 99 kB a core on the smaller ones."
-    return {0: 64, 1: 32}.get((head_dim * itemsize - 1) // 128, 16)
+    "Rows in a tile: what fits into the fast memory of every GPU since 2020 (a core of a smaller one: 99 kB)."
+    row = head_dim * itemsize  # bytes
+    if row <= 128:
+        return 64
+    return 32 if row <= 256 else 16
 
 # %% ../nbs/more/04_attention_triton.ipynb #function
 class _Triton(torch.autograd.Function):
@@ -215,13 +243,17 @@ class _Triton(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, causal, window):
         q, k, v = (t.contiguous() for t in (q, k, v))
-        (B, H, T, D), S = q.shape, k.size(2)
+        B, H, T, D = q.shape
+        S = k.size(2)
+        reach = T + S if window is None else window  # far enough for every key
         tile = _tile_size(D, q.element_size())
-        ctx.numbers = (T, S, D, H, H // k.size(1), 1 / math.sqrt(D), T + S if window is None else window)
+        ctx.numbers = (T, S, D, H, H // k.size(1), 1 / math.sqrt(D), reach)
         ctx.sizes = dict(CAUSAL=causal, BM=tile, BN=tile, BD=max(16, triton.next_power_of_2(D)))
-        y, lse = torch.zeros_like(q), q.new_full((B, H, T), -math.inf, dtype=torch.float32)
+        y = torch.zeros_like(q)
+        lse = q.new_full((B, H, T), -math.inf, dtype=torch.float32)
         if T and S:
-            _forward_kernel[(triton.cdiv(T, tile), B * H)](q, k, v, y, lse, *ctx.numbers, **ctx.sizes)
+            programs = (triton.cdiv(T, tile), B * H)
+            _forward_kernel[programs](q, k, v, y, lse, *ctx.numbers, **ctx.sizes)
         ctx.save_for_backward(q, k, v, y, lse)
         return y
 
@@ -229,15 +261,17 @@ class _Triton(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         q, k, v, y, lse = ctx.saved_tensors
+        B, H, T, _ = q.shape
+        n_kv_head, S = k.shape[1:3]
+        tile = ctx.sizes["BM"]
         dy = dy.contiguous()
         delta = (dy.float() * y.float()).sum(dim=-1)  # (B, n_head, T)
         dq, dk, dv = (torch.zeros_like(t) for t in (q, k, v))
-        (B, H, T, _), (_, n_kv_head, S, _), tile = q.shape, k.shape, ctx.sizes["BM"]
         if T and S:
-            _dq_kernel[(triton.cdiv(T, tile), B * H)](q, k, v, dy, lse, delta, dq, *ctx.numbers, **ctx.sizes)
-            _dkv_kernel[(triton.cdiv(S, tile), B * n_kv_head)](
-                q, k, v, dy, lse, delta, dk, dv, *ctx.numbers, **ctx.sizes
-            )
+            programs = (triton.cdiv(T, tile), B * H)
+            _dq_kernel[programs](q, k, v, dy, lse, delta, dq, *ctx.numbers, **ctx.sizes)
+            programs = (triton.cdiv(S, tile), B * n_kv_head)
+            _dkv_kernel[programs](q, k, v, dy, lse, delta, dk, dv, *ctx.numbers, **ctx.sizes)
         return dq, dk, dv, None, None
 
 # %% ../nbs/more/04_attention_triton.ipynb #triton-attention
@@ -249,25 +283,26 @@ def triton_attention(
     window: int | None = None,  # and of those only the last `window`
     dropout: float = 0.0,  # must be 0 here
 ) -> torch.Tensor:  # (B, n_head, T, head_dim)
-    "Flash attention by the Triton kernels of this module (after Dao, https://arxiv.org/abs/2307.08691). Called by `attention(impl='triton')`."
+    """Flash attention by the Triton kernels of this module; `attention(impl="triton")` calls it.
+
+    After Dao, https://arxiv.org/abs/2307.08691
+    """
     if problem := triton_problem(q.device):
         raise UserError(problem)
     if dropout:
         raise UserError(
-            f"dropout = {dropout} with impl = 'triton': its kernels have none; choose 'tiled' or 'fused', or dropout 0"
+            f"dropout = {dropout} with impl = 'triton': its kernels have none; "
+            "choose 'tiled' or 'fused', or dropout 0"
         )
     if torch.is_autocast_enabled(q.device.type):  # what autocast does for PyTorch's own attention
         q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
-    if (
-        q.dtype not in (torch.float32, torch.float16, torch.bfloat16)
-        or not q.dtype == k.dtype == v.dtype
-        or q.shape[-1] != v.shape[-1]
-    ):
+    known = q.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if not known or not q.dtype == k.dtype == v.dtype or q.size(-1) != v.size(-1):
         raise UserError(
-            f"q {q.dtype}, k {k.dtype}, v {v.dtype}, head_dim {q.size(-1)} and {v.size(-1)}: use one of float32, float16, bfloat16, and one head_dim"
+            f"q {q.dtype}, k {k.dtype}, v {v.dtype}, head_dim {q.size(-1)} and {v.size(-1)}: "
+            "use one of float32, float16, bfloat16, and one head_dim"
         )
-    if (
-        _INTERPRETED and q.dtype == torch.bfloat16
-    ):  # the interpreter's tl.dot multiplies the bits of bfloat16 as integers (triton 3.9)
+    if _INTERPRETED and q.dtype == torch.bfloat16:
+        # the interpreter's tl.dot multiplies the bits of bfloat16 as integers (triton 3.9)
         return _Triton.apply(q.float(), k.float(), v.float(), causal, window).to(q.dtype)
     return _Triton.apply(q, k, v, causal, window)

@@ -40,21 +40,21 @@ def _tensor(text: str) -> torch.Tensor:
 
 
 def rng_state() -> dict:
-    "The state of this process's random generators, those of torch (CPU, GPUs), Python and numpy, as text that json can hold."
+    """The state of this process's random generators, as text that json can hold.
+
+    Those of torch (CPU, GPUs), Python and numpy.
+    """
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     version, words, spare = random.getstate()
     mt = np.random.get_state(legacy=False)
-    state = {"cpu": _text(torch.get_rng_state().numpy().tobytes())}
-    state["cuda"] = (
-        [_text(s.numpy().tobytes()) for s in torch.cuda.get_rng_state_all()]
-        if torch.cuda.is_available()
-        else []
-    )
-    state["mps"] = (
-        _text(torch.mps.get_rng_state().numpy().tobytes()) if torch.backends.mps.is_available() else ""
-    )
-    state["python"] = [version, _text(struct.pack("625I", *words)), spare]
-    state["numpy"] = [_text(mt["state"]["key"].tobytes()), mt["state"]["pos"], mt["has_gauss"], mt["gauss"]]
-    return state
+    return {
+        "cpu": _text(torch.get_rng_state().numpy().tobytes()),
+        "cuda": [_text(s.numpy().tobytes()) for s in cuda],
+        "mps": "" if mps is None else _text(mps.numpy().tobytes()),
+        "python": [version, _text(struct.pack("625I", *words)), spare],
+        "numpy": [_text(mt["state"]["key"].tobytes()), mt["state"]["pos"], mt["has_gauss"], mt["gauss"]],
+    }
 
 
 def set_rng_state(
@@ -69,13 +69,15 @@ def set_rng_state(
     version, words, spare = state["python"]
     random.setstate((version, struct.unpack("625I", base64.b64decode(words)), spare))
     key, pos, has_gauss, gauss = state["numpy"]
-    np.random.set_state(
-        ("MT19937", np.frombuffer(base64.b64decode(key), dtype=np.uint32), pos, has_gauss, gauss)
-    )
+    key = np.frombuffer(base64.b64decode(key), dtype=np.uint32)
+    np.random.set_state(("MT19937", key, pos, has_gauss, gauss))
 
 
 def rng_states() -> list[dict]:
-    '`rng_state` of every process, in order of rank, for `state["rng"]`. Where there are several, all have to call it together.'
+    """`rng_state` of every process, in order of rank, for `state["rng"]`.
+
+    Where there are several, all have to call it together.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return [rng_state()]
     states = [None] * dist.get_world_size()
@@ -87,9 +89,11 @@ def unwrap(
     model: torch.nn.Module,
 ) -> GPT:
     "The plain module inside the wrappers of torch.compile and DDP."
-    while (inner := getattr(model, "_orig_mod", None) or getattr(model, "module", None)) is not None:
+    while True:
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if inner is None:
+            return model
         model = inner
-    return model
 
 # %% ../nbs/16_checkpoint.ipynb #full
 def tensor_bytes(
@@ -98,8 +102,11 @@ def tensor_bytes(
     "The bytes of all tensors in it."
     if isinstance(tree, torch.Tensor):
         return tree.nbytes
-    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
-    return sum(tensor_bytes(value) for value in values)
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return sum(tensor_bytes(value) for value in tree)
+    return 0
 
 
 @contextmanager
@@ -116,7 +123,8 @@ def _full_disk_is_a_user_error(
         if free > needed and not re.search("No space left|os error 28|quota", str(error)):
             raise
         raise UserError(
-            f"no room for a checkpoint: it takes {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free at {parent}: "
+            f"no room for a checkpoint: it takes {needed / 1e6:.1f} MB, "
+            f"and {free / 1e6:.1f} MB are free at {parent}: "
             "free some space there, or keep fewer checkpoints; those that are there are whole"
         ) from error
 
@@ -131,25 +139,20 @@ def remove_leftovers(
 
 # %% ../nbs/16_checkpoint.ipynb #save
 def save_checkpoint(
-    folder: Path,  # made here; a good checkpoint there is an error (FileExistsError), a damaged one is replaced
+    folder: Path,  # made here; a good checkpoint there is a FileExistsError, a damaged one is replaced
     model: GPT,  # also compiled, or wrapped in DDP: the plain module's names are written
     tokenizer: Tokenizer,
-    optimizer: torch.optim.Optimizer
-    | dict
-    | None = None,  # or its state; None: for a model that will not be trained on
-    state: dict
-    | None = None,  # what json can hold; "rng" holds the generators of each process, and is added for one; "val_loss" makes it a candidate for best
+    # or its state; None: for a model that will not be trained on
+    optimizer: torch.optim.Optimizer | dict | None = None,
+    # what json can hold; "rng" holds the generators of each process, and is added for one;
+    # "val_loss" makes it a candidate for best
+    state: dict | None = None,
     weights: dict | None = None,  # the model's state_dict where its own is not whole: spread over processes
 ) -> Path:
     "Write a complete checkpoint, or nothing. Returns its folder. UserError if the disk is full."
-    folder, model = Path(folder), unwrap(model)
-    weights = model.state_dict() if weights is None else weights
-    bare = lambda name: name.replace("_orig_mod.", "").removeprefix("module.")
-    weights = {bare(name): t.detach().cpu().contiguous() for name, t in weights.items()}
-    if lacking := model.state_dict().keys() - weights.keys():
-        raise UserError(
-            f"save: the weights lack {', '.join(sorted(lacking)[:3])}: give the state_dict of the whole model"
-        )
+    folder = Path(folder)
+    model = unwrap(model)
+    weights = _bare_weights(model, model.state_dict() if weights is None else weights)
     if folder.exists():
         if not verify_checkpoint(folder):
             raise FileExistsError(f"{folder} exists")
@@ -157,16 +160,14 @@ def save_checkpoint(
     remove_leftovers(folder.parent)
     if optimizer is not None and not isinstance(optimizer, dict):
         optimizer = optimizer.state_dict()
-    state = {
+    about = {
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
-        **(state or {}),
     }
+    state = about | (state or {})
     state.setdefault("rng", [rng_state()])
-    with (
-        _full_disk_is_a_user_error(folder, tensor_bytes([weights, optimizer]) + 100_000),
-        atomic_path(folder) as tmp,
-    ):
+    needed = tensor_bytes([weights, optimizer]) + 100_000
+    with _full_disk_is_a_user_error(folder, needed), atomic_path(folder) as tmp:
         tmp.mkdir()
         save_file(weights, tmp / "model.safetensors")
         (tmp / "model.json").write_text(json.dumps(asdict(model.config), indent=2))
@@ -174,10 +175,23 @@ def save_checkpoint(
         if optimizer is not None:
             torch.save(optimizer, tmp / "optimizer.pt")
         (tmp / "state.json").write_text(json.dumps(state, indent=2))
-        (tmp / "manifest.json").write_text(
-            json.dumps({f.name: sha256_file(f) for f in sorted(tmp.iterdir())}, indent=2)
-        )
+        manifest = {f.name: sha256_file(f) for f in sorted(tmp.iterdir())}
+        (tmp / "manifest.json").write_text(json.dumps(manifest, indent=2))
     return folder
+
+
+def _bare_weights(model, weights):
+    "All weights of the plain model, on the CPU and under its own names. UserError if some are lacking."
+    bare = {}
+    for name, t in weights.items():
+        name = name.replace("_orig_mod.", "").removeprefix("module.")
+        bare[name] = t.detach().cpu().contiguous()
+    lacking = model.state_dict().keys() - bare.keys()
+    if lacking:
+        raise UserError(
+            f"save: the weights lack {', '.join(sorted(lacking)[:3])}: give the state_dict of the whole model"
+        )
+    return bare
 
 # %% ../nbs/16_checkpoint.ipynb #verify
 def verify_checkpoint(
@@ -201,10 +215,8 @@ def checkpoints(
     run: Path,  # a run folder
 ) -> list[Path]:
     "The checkpoint folders of a run, oldest first."
-    return sorted(
-        (p for p in Path(run).glob("checkpoints/step_*") if re.fullmatch(r"step_\d+", p.name)),
-        key=lambda p: int(p.name[5:]),
-    )
+    folders = [p for p in Path(run).glob("checkpoints/step_*") if re.fullmatch(r"step_\d+", p.name)]
+    return sorted(folders, key=lambda p: int(p.name[5:]))
 
 
 def rank_by_loss(
@@ -226,19 +238,27 @@ def find_checkpoint(
     path: Path,  # a checkpoint or a run folder
     best: bool = False,  # of a run: the one with the lowest validation loss; else the newest
 ) -> Path:
-    "The checkpoint at `path`, or the newest (best) good one of the run there; one that is damaged is named and passed over."
+    """The checkpoint at `path`, or the newest (best) good one of the run there.
+
+    One that is damaged is named and passed over. UserError if none is good.
+    """
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path} does not exist: give a run folder such as runs/laptop")
     alone = any((path / name).exists() for name in ("manifest.json", "model.json"))
-    candidates = [path] if alone else rank_by_loss(path) if best else checkpoints(path)[::-1]
+    if alone:
+        candidates = [path]
+    elif best:
+        candidates = rank_by_loss(path)
+    else:
+        candidates = checkpoints(path)[::-1]
     if not candidates:
-        raise UserError(
-            f"{path} holds no checkpoint{' that knows its validation loss' if best else ''}: give a run folder that a training run has saved into"
-        )
+        kind = "checkpoint that knows its validation loss" if best else "checkpoint"
+        raise UserError(f"{path} holds no {kind}: give a run folder that a training run has saved into")
     problems = []
     for folder in candidates:
-        if not (problem := verify_checkpoint(folder)):
+        problem = verify_checkpoint(folder)
+        if not problem:
             if problems:
                 print(f"{'; '.join(problems)}: using {folder}")
             return folder
@@ -255,7 +275,9 @@ def prune(
     if keep < 1:
         raise UserError(f"keep = {keep} would leave nothing to go on from: keep at least 1 checkpoint")
     remove_leftovers(Path(run) / "checkpoints")
-    stay = {*checkpoints(run)[-keep:], *(rank_by_loss(run)[:1] if best else ())}
+    stay = set(checkpoints(run)[-keep:])
+    if best:
+        stay.update(rank_by_loss(run)[:1])
     for folder in checkpoints(run):
         if folder not in stay:
             gone = folder.with_name(f".{folder.name}.removed")
@@ -269,58 +291,44 @@ def load_model(
     device="cpu",
     best: bool = False,  # of a run: the checkpoint with the lowest validation loss; else the newest good one
 ) -> tuple[GPT, Tokenizer, Path]:
-    "(model in eval mode, its weights in the dtype they were saved in, tokenizer, checkpoint folder). UserError if there is no good checkpoint."
+    """(model, tokenizer, checkpoint folder). UserError if there is no good checkpoint.
+
+    The model is in eval mode, its weights in the dtype they were saved in.
+    """
     folder = find_checkpoint(folder, best)
-    settings = json.loads((folder / "model.json").read_text())
-    if unknown := settings.keys() - asdict(GPTConfig()).keys():
-        raise UserError(
-            f"{folder / 'model.json'} has settings that this version does not know ({', '.join(sorted(unknown))}): use the one that wrote it"
-        )
+    config = _read_config(folder)
     with torch.device("meta"):
-        model = GPT(GPTConfig(**settings))
-    model.to_empty(device="cpu").init_weights(
-        torch.Generator()
-    )  # one of its own: loading must not move the run's generator
+        model = GPT(config)
+    # a generator of its own: loading must not move the run's
+    model.to_empty(device="cpu").init_weights(torch.Generator())
     model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
     return model.to(device).eval(), Tokenizer.load(folder / "tokenizer.json"), folder
+
+
+def _read_config(folder):
+    "The model's config of a checkpoint, which may be of an older version. UserError if it is of a later one."
+    path = folder / "model.json"
+    return GPTConfig.from_dict(json.loads(path.read_text()), path)
 
 # %% ../nbs/16_checkpoint.ipynb #load-state
 def load_training_state(
     folder: Path,  # a checkpoint that was verified
     model: GPT,  # also compiled, or wrapped in DDP
-    optimizer: torch.optim.Optimizer | None = None,  # None: its state is in what is returned, as "optimizer"
+    optimizer: torch.optim.Optimizer
+    | None = None,  # None: its state is returned with the rest, as "optimizer"
     rank: int = 0,
-    world_size: int = 1,  # on another number of processes than before there is no random state to go on with: they get a new one
+    # on another number of processes than before no random state fits: they get a new one
+    world_size: int = 1,
 ) -> dict:
-    "Put weights, optimizer and random generators back; return the rest of the state. UserError if it is the state of another model or optimizer."
-    folder, model = Path(folder), unwrap(model)
-    saved = json.loads((folder / "model.json").read_text())
-    if saved != (ours := json.loads(json.dumps(asdict(model.config)))):
-        differs = ", ".join(
-            f"{k} = {saved.get(k)} there, {ours.get(k)} here"
-            for k in ours | saved
-            if saved.get(k) != ours.get(k)
-        )
-        raise UserError(f"resume: the model of {folder} is another one ({differs})")
-    weights, own = load_file(folder / "model.safetensors"), model.state_dict()
-    if rounded := [
-        f"{n} is {t.dtype} there, {own[n].dtype} here" for n, t in weights.items() if t.dtype != own[n].dtype
-    ]:
-        raise UserError(
-            f"resume: the weights of {folder} have another dtype ({rounded[0]}), and a cast would not be the same run: use the dtype of that run"
-        )
-    model.load_state_dict(weights)
+    """Put weights, optimizer and random generators back; return the rest of the state.
+
+    UserError if it is the state of another model or optimizer.
+    """
+    folder = Path(folder)
+    model = unwrap(model)
+    _load_weights(folder, model)
     state = json.loads((folder / "state.json").read_text())
-    try:
-        saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(
-            f"resume: {folder} has no optimizer.pt: it was saved to be used, not to be trained on"
-        ) from None
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"resume: {folder / 'optimizer.pt'} holds more than tensors and numbers, and is not opened ({str(error).splitlines()[0]})"
-        ) from None
+    saved = _read_optimizer(folder)
     if optimizer is None:
         state["optimizer"] = saved
     else:
@@ -328,7 +336,8 @@ def load_training_state(
             optimizer.load_state_dict(saved)
         except (ValueError, KeyError) as error:
             raise UserError(
-                f"resume: the optimizer of {folder} does not fit ({error}): resume with the settings of that run"
+                f"resume: the optimizer of {folder} does not fit ({error}): "
+                "resume with the settings of that run"
             ) from None
     if len(state["rng"]) == world_size:
         set_rng_state(state["rng"][rank])
@@ -337,24 +346,60 @@ def load_training_state(
     return state
 
 
+def _load_weights(folder, model):
+    "Into a model of the same config and dtype, else a UserError."
+    theirs = asdict(_read_config(folder))
+    ours = asdict(model.config)
+    differs = [f"{k} = {theirs[k]} there, {ours[k]} here" for k in ours if theirs[k] != ours[k]]
+    if differs:
+        raise UserError(f"resume: the model of {folder} is another one ({', '.join(differs)})")
+    own = model.state_dict()
+    weights = load_file(folder / "model.safetensors")
+    for name, t in weights.items():
+        if t.dtype != own[name].dtype:
+            raise UserError(
+                f"resume: the weights of {folder} have another dtype "
+                f"({name} is {t.dtype} there, {own[name].dtype} here), "
+                "and a cast would not be the same run: use the dtype of that run"
+            )
+    model.load_state_dict(weights)
+
+
+def _read_optimizer(folder):
+    "The optimizer's state, opened in a way that runs no code. UserError if it cannot be."
+    path = folder / "optimizer.pt"
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(
+            f"resume: {folder} has no optimizer.pt: it was saved to be used, not to be trained on"
+        ) from None
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"resume: {path} holds more than tensors and numbers, and is not opened ({reason})"
+        ) from None
+
+
 def what_differs(
     state: dict,  # from `load_training_state`
     world_size: int = 1,
 ) -> list[str]:
-    "What keeps the resumed run from being the same bit for bit, a sentence each; empty if nothing is known."
-    now = {
-        "threads": torch.get_num_threads(),
-        "processes": world_size,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
+    """What keeps the resumed run from being the same bit for bit, a sentence each.
+
+    Empty if nothing is known.
+    """
+    versions = state.get("versions", {})
+    pairs = {  # before, now
+        "threads": (state.get("threads"), torch.get_num_threads()),
+        "processes": (len(state["rng"]), world_size),
+        "torch": (versions.get("torch"), torch.__version__),
+        "numpy": (versions.get("numpy"), np.__version__),
     }
-    then = {
-        "threads": state.get("threads"),
-        "processes": len(state["rng"]),
-        **{k: state.get("versions", {}).get(k) for k in ("torch", "numpy")},
-    }
-    return [
-        f"{k}: {then[k]} before, {now[k]} now; the run goes on, but its last digits will differ"
-        for k in now
-        if then[k] not in (None, now[k])
-    ]
+    differs = []
+    for name, (before, now) in pairs.items():
+        if before not in (None, now):
+            differs.append(
+                f"{name}: {before} before, {now} now; the run goes on, but its last digits will differ"
+            )
+    return differs

@@ -4,18 +4,17 @@
 
 # %% auto #0
 __all__ = ['small_texts', 'small_tokens', 'SmallRun', 'train_run', 'save_run', 'load_run', 'same_state', 'prove_resume',
-           'killed_saves', 'main']
+           'killed_saves']
 
 # %% ../nbs/more/16_checkpoint_proof.ipynb #imports
-import argparse
-import json
 import mmap
 import os
 import random
 import signal
 import struct
-import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from .accumulate import clip_gradients
+from .accumulate import train_step
 from .adamw import make_adamw, param_groups
 from tinygpt.checkpoint import (
     checkpoints,
@@ -58,10 +57,10 @@ def small_texts() -> list[str]:
 def small_tokens() -> np.ndarray:
     "The documents as one row of ids, eot before each and at the end: 577, so 576 pairs of neighbours."
     tokenizer = ByteTokenizer()
-    return np.array(
-        [i for text in small_texts() for i in (tokenizer.eot, *tokenizer.encode(text))] + [tokenizer.eot],
-        dtype=np.uint16,
-    )
+    ids = []
+    for text in small_texts():
+        ids += [tokenizer.eot, *tokenizer.encode(text)]
+    return np.array([*ids, tokenizer.eot], dtype=np.uint16)
 
 # %% ../nbs/more/16_checkpoint_proof.ipynb #run
 class SmallRun:
@@ -79,14 +78,19 @@ class SmallRun:
         dropout: float = 0.1,
         settle: bool = True,  # whether DDP's buckets are arranged before the first step
     ):
-        self.world, self.bad_step, self.step = world or World(), bad_step, 0
+        self.world = world or World()
+        self.bad_step = bad_step
+        self.step = 0
         torch.manual_seed(seed)
-        config = GPTConfig.gpt2(
-            vocab_size=257, block_size=16, n_layer=2, n_head=2, n_embd=n_embd, dropout=dropout
+        self.plain = GPT(
+            GPTConfig.gpt2(vocab_size=257, block_size=16, n_layer=2, n_head=2, n_embd=n_embd, dropout=dropout)
         )
-        self.plain = self.model = GPT(config)
-        make = make_muon(self.plain) if optimizer == "muon" else make_adamw(param_groups(self.plain), 1e-2)
-        self.optimizer, self.rates = make[0], [group["lr"] for group in make[0].param_groups]
+        if optimizer == "muon":
+            self.optimizer, _ = make_muon(self.plain)
+        else:
+            self.optimizer, _ = make_adamw(param_groups(self.plain), 1e-2)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.model = self.plain
         if self.world.world_size > 1:
             self.model = wrap_ddp(self.plain, self.world)
             if settle:
@@ -94,21 +98,25 @@ class SmallRun:
         torch.manual_seed(1000 * seed + self.world.rank)  # from here on each process draws its own dropout
         self.schedule = make_schedule("cosine", steps, warmup_steps=min(3, steps - 1))
         self.scaler = LossScaler()
-        place = dict(
-            batch_size=6, block_size=16, seed=seed, rank=self.world.rank, world_size=self.world.world_size
-        )
-        if loader == "stream":
-            self.loader = StreamLoader(
-                Documents([], texts=small_texts(), chunk_rows=4),
-                ByteTokenizer(),
-                **place,
-                num_threads=1,
-                prefetch=2,
-            )
-        else:
-            self.loader = {"random": RandomLoader, "shard": ShardLoader}[loader](small_tokens(), **place)
+        self.loader = self._make_loader(loader, seed)
+
+    def _make_loader(self, kind, seed):
+        rank, world_size = self.world.rank, self.world.world_size
+        how = dict(batch_size=6, block_size=16, seed=seed, rank=rank, world_size=world_size)
+        if kind == "stream":
+            documents = Documents([], texts=small_texts(), chunk_rows=4)
+            return StreamLoader(documents, ByteTokenizer(), **how, num_threads=1, prefetch=2)
+        Loader = {"random": RandomLoader, "shard": ShardLoader}[kind]
+        return Loader(small_tokens(), **how)
 
 # %% ../nbs/more/16_checkpoint_proof.ipynb #train-step
+def _overflow(grad):
+    "A gradient one number of which is infinite."
+    grad = grad.clone()
+    grad[0, 0] = torch.inf
+    return grad
+
+
 def train_run(
     run: SmallRun,
     until: int,  # the step to stop before
@@ -119,19 +127,14 @@ def train_run(
         for group, rate in zip(run.optimizer.param_groups, run.rates):
             group["lr"] = rate * run.schedule(run.step)
         x, y = next(run.loader)
-        run.optimizer.zero_grad()
-        loss = run.model(x, y)[1]
-        run.scaler.scale(loss).backward()
-        if run.step == run.bad_step:
-            run.plain.wte.weight.grad[0, 0] = torch.inf
-        run.scaler.unscale_(run.optimizer)
-        clip_gradients(run.plain.parameters(), 1.0)
-        run.scaler.step(run.optimizer)
-        run.scaler.update()
-        total = loss.detach().clone()
+        bad = run.step == run.bad_step
+        hook = run.plain.wte.weight.register_hook(_overflow) if bad else None
+        loss, _ = train_step(run.model, run.optimizer, x, y, clip=1.0, scaler=run.scaler)
+        if bad:
+            hook.remove()
         if run.world.world_size > 1:
-            dist.all_reduce(total)
-        losses.append(total.item() / run.world.world_size)
+            dist.all_reduce(loss)
+        losses.append(loss.item() / run.world.world_size)
         run.step += 1
     return losses
 
@@ -160,11 +163,13 @@ def load_run(
     forget: tuple = (),  # of optimizer, rng, loader, schedule, scaler
 ) -> SmallRun:
     "Go on from a checkpoint; returns `run`. All processes call it."
-    kept, fresh = rng_state(), run.optimizer.state_dict()
+    kept = rng_state()
+    fresh = run.optimizer.state_dict()
     state = load_training_state(folder, run.model, run.optimizer, run.world.rank, run.world.world_size)
     run.step = state["step"]
-    if "schedule" in forget:
-        run.schedule = lambda step, begin=run.step, schedule=run.schedule: schedule(step - begin)
+    if "schedule" in forget:  # it begins again, while the run goes on
+        schedule = run.schedule
+        run.schedule = lambda step: schedule(step - state["step"])
     if "optimizer" in forget:
         run.optimizer.load_state_dict(fresh)
     if "loader" not in forget:
@@ -182,7 +187,9 @@ def same_state(a, b) -> bool:
         return a.keys() == b.keys() and all(same_state(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same_state, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return a == b
 
 # %% ../nbs/more/16_checkpoint_proof.ipynb #prove
 def prove_resume(
@@ -190,26 +197,34 @@ def prove_resume(
     folder: Path,  # for checkpoints
     cases: list[dict],  # keywords of `SmallRun`; and stop: after how many steps, forget: what
 ) -> list[dict]:
-    "For each case the losses: straight, and stopped and resumed; and whether all ended the same. All processes call it."
+    """For each case the losses, "straight", and stopped and "resumed"; and whether all ended the "same".
+
+    All processes call it.
+    """
     found = []
     for number, case in enumerate(cases):
         settings = {"steps": 16, **case}
-        stop, forget = settings.pop("stop"), settings.pop("forget", ())
-        straight = train_run(whole := SmallRun(world, **settings), settings["steps"])
-        before = train_run(first := SmallRun(world, **settings), stop)
+        stop = settings.pop("stop")
+        forget = settings.pop("forget", ())
+        steps = settings["steps"]
+        whole = SmallRun(world, **settings)
+        straight = train_run(whole, steps)
+        first = SmallRun(world, **settings)
+        before = train_run(first, stop)
         saved = save_run(first, Path(folder) / f"case{number}")
         other = SmallRun(world, **settings)
         for p in other.plain.parameters():
             p.data.normal_()  # nothing may come from here
-        resumed = before + train_run(load_run(other, saved, forget), settings["steps"])
-        ends = [
-            (run.plain.state_dict(), run.optimizer.state_dict(), run.scaler.state_dict())
-            for run in (whole, other)
-        ]
-        found.append({"straight": straight, "resumed": resumed, "same": same_state(*ends)})
+        resumed = before + train_run(load_run(other, saved, forget), steps)
+        same = same_state(_end_of(whole), _end_of(other))
+        found.append({"straight": straight, "resumed": resumed, "same": same})
         for run in (whole, first, other):
             run.loader.close()
     return found
+
+
+def _end_of(run):
+    return run.plain.state_dict(), run.optimizer.state_dict(), run.scaler.state_dict()
 
 # %% ../nbs/more/16_checkpoint_proof.ipynb #victim
 def _save_for_ever(run: SmallRun, folder: Path, clock: mmap.mmap, in_place: bool) -> None:
@@ -217,9 +232,8 @@ def _save_for_ever(run: SmallRun, folder: Path, clock: mmap.mmap, in_place: bool
         run.step += 1
         clock[:8] = struct.pack("d", time.monotonic())
         if in_place:
-            torch.save(
-                {"model": run.plain.state_dict(), "optimizer": run.optimizer.state_dict()}, folder / "ckpt.pt"
-            )
+            parts = {"model": run.plain.state_dict(), "optimizer": run.optimizer.state_dict()}
+            torch.save(parts, folder / "ckpt.pt")
         else:
             save_run(run, folder / f"checkpoints/step_{run.step:06d}")
             prune(folder, 2)
@@ -239,22 +253,37 @@ def _look(run: SmallRun, folder: Path, in_place: bool) -> bool:
 
 # %% ../nbs/more/16_checkpoint_proof.ipynb #killed-saves
 def killed_saves(
-    folder: Path,
+    folder: Path,  # made here; on the disk that is to be tested
     kills: int = 100,
     seed: int = 0,
     in_place: bool = False,  # the rival
     longest: float = 0.06,  # seconds; each victim lives a random part of it
 ) -> list[dict]:
-    "Kill -9 a saving process `kills` times; for each: seconds since its save began, files of the unfinished save, whether the newest loads."
-    folder, found, rng = Path(folder), [], random.Random(seed)
+    """Kill -9 a saving process `kills` times, and look what is left each time.
+
+    "seconds": since its save began; "files": of the unfinished save; "loads": whether the newest does.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_kill_savers, Path(folder), kills, seed, in_place, longest).result()
+
+
+def _kill_savers(folder, kills, seed, in_place, longest):
+    "`killed_saves`, in a process that nobody else uses."
     torch.set_num_threads(1)  # a forked process must not need threads that it does not have
-    train_run(run := SmallRun(n_embd=64), 1)
+    rng = random.Random(seed)
+    run = SmallRun(n_embd=64)
+    train_run(run, 1)
     clock = mmap.mmap(-1, 8)
     folder.mkdir(parents=True)
-    torch.save({}, folder / "ckpt.pt") if in_place else save_run(run, folder / "checkpoints/step_000001")
+    if in_place:
+        torch.save({}, folder / "ckpt.pt")
+    else:
+        save_run(run, folder / "checkpoints/step_000001")
+    found = []
     for _ in range(kills):
         clock[:8] = struct.pack("d", 0)
-        if (pid := os.fork()) == 0:
+        pid = os.fork()
+        if pid == 0:
             _save_for_ever(run, folder, clock, in_place)
         while struct.unpack("d", clock[:8])[0] == 0:
             time.sleep(0.0002)
@@ -266,21 +295,3 @@ def killed_saves(
         seconds = killed - struct.unpack("d", clock[:8])[0]
         found.append({"seconds": seconds, "files": left, "loads": _look(run, folder, in_place)})
     return found
-
-# %% ../nbs/more/16_checkpoint_proof.ipynb #main
-def main(argv: list[str] | None = None) -> int:
-    "`python -m tinygpt.checkpoint_proof FOLDER`: how this machine's disk takes it; a line of json."
-    parser = argparse.ArgumentParser(
-        prog="python -m tinygpt.checkpoint_proof",
-        description="Kill saves of a small run, and look at what is left.",
-    )
-    parser.add_argument("folder", help="made here; on the disk that is to be tested")
-    parser.add_argument("--kills", type=int, default=100, help="how many (default 100)")
-    parser.add_argument("--in-place", action="store_true", help="write over one file, as many trainers do")
-    args = parser.parse_args(argv)
-    print(json.dumps(killed_saves(args.folder, args.kills, in_place=args.in_place)))
-    return 0
-
-
-if __name__ == "__main__" and "__file__" in globals():
-    sys.exit(main())

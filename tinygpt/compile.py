@@ -28,16 +28,14 @@ class _Traffic(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.bytes, self.ops = 0, []
+        self.bytes = 0
+        self.ops = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if not func.is_view:
-            self.bytes += sum(
-                t.numel() * t.element_size()
-                for t in tree_leaves((args, kwargs, out))
-                if isinstance(t, torch.Tensor)
-            )
+            tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+            self.bytes += sum(t.numel() * t.element_size() for t in tensors)
             self.ops.append(func.name().removeprefix("aten::"))
         return out
 
@@ -45,7 +43,10 @@ class _Traffic(TorchDispatchMode):
 def memory_traffic(
     fn: Callable,  # called once, without arguments; in eager mode
 ) -> tuple[int, list[str]]:
-    "(bytes that `fn()` reads and writes, names of its operations), if no operation finds its inputs in a cache."
+    """(bytes that `fn()` reads and writes, names of its operations). For lessons: no run counts.
+
+    It counts as if no operation found its inputs in a cache.
+    """
     with _Traffic() as traffic:
         fn()
     return traffic.bytes, traffic.ops
@@ -53,7 +54,7 @@ def memory_traffic(
 # %% ../nbs/09_compile.ipynb #report
 @dataclass
 class GraphReport:
-    "Into how many graphs a function falls when it is compiled, and why."
+    "Into how many graphs a function falls when it is compiled, and why. For lessons and curious readers."
 
     graphs: int  # 1 is what one wants
     ops: int  # operations in all of them
@@ -66,16 +67,20 @@ class GraphReport:
 
 def graph_report(
     fn: Callable,  # a function or a module
-    *args,
-    **kwargs,  # what to call it with
+    *args,  # what to call it with
+    **kwargs,
 ) -> GraphReport:
-    "Run `fn` once as torch.compile would see it. Needs no compiler. What was compiled before is forgotten, and compiles again."
+    """Run `fn` once as torch.compile would see it, for lessons and tests. Needs no compiler.
+
+    What was compiled before is forgotten, and compiles again.
+    """
     import torch._dynamo
 
     found = torch._dynamo.explain(fn)(*args, **kwargs)
     breaks = []
     for reason in found.break_reasons:
-        where, why = reason.user_stack[-1], reason.reason.splitlines()[0]
+        where = reason.user_stack[-1]
+        why = reason.reason.splitlines()[0]
         if why.startswith("generic_jump"):
             why = "the branch taken depends on a tensor's value"
         breaks.append(f"line {where.lineno} of {where.name}: {where.line.strip()}   ({why})")
@@ -93,29 +98,34 @@ class Compilation:
 
 @contextmanager
 def watch_compiles() -> Iterator[list[Compilation]]:
-    "`with watch_compiles() as seen:` after the block, `seen` lists what was compiled in it, recompilations with their reason."
+    """`with watch_compiles() as seen:` after the block, `seen` lists what was compiled in it.
+
+    Recompilations come with their reason. For lessons and tests.
+    """
     from torch._dynamo.utils import get_compilation_metrics
 
-    before, seen = (
-        list(get_compilation_metrics()),
-        [],
-    )  # it keeps the newest 64: compare by identity, not by number
+    # torch keeps the newest 64: compare by identity, not by number
+    before = list(get_compilation_metrics())
+    seen = []
     try:
         yield seen
     finally:
         for m in get_compilation_metrics():
             if not any(m is old for old in before):
-                reason = (m.recompile_reason or "").split("\n")[0]
-                reason = (
-                    reason.split(": ", 1)[-1].split("#")[0].strip()
-                )  # without the number of the entry and the quoted source
-                seen.append(Compilation(m.co_name, m.entire_frame_compile_time_s or 0.0, reason))
+                seconds = m.entire_frame_compile_time_s or 0.0
+                seen.append(Compilation(m.co_name, seconds, _guard(m.recompile_reason or "")))
+
+
+def _guard(reason: str) -> str:
+    "Torch's reason for a recompilation, without the number of the entry and the quoted source."
+    first = reason.split("\n")[0]
+    return first.split(": ", 1)[-1].split("#")[0].strip()
 
 # %% ../nbs/09_compile.ipynb #problem
 def compile_problem(
     device: torch.device,
 ) -> str:
-    "Why torch.compile cannot work on this device, in one sentence; an empty string if nothing speaks against it."
+    "Why torch.compile cannot work on this device, in one sentence; empty if nothing speaks against it."
     if device.type not in ("cpu", "cuda"):
         return f"torch.compile is not ready for {device.type}"
     try:  # these imports take seconds: only those who want to compile should wait for them
@@ -126,24 +136,30 @@ def compile_problem(
         check_if_dynamo_supported()  # RuntimeError if this Python is too new for this torch
     except (ImportError, RuntimeError) as error:
         return str(error).splitlines()[0]
+
     if device.type == "cuda":
         if not has_triton():
             return "it needs Triton (pip install triton) and a GPU from 2017 on"
-        if sys.platform != "win32" and not any(
-            cc and shutil.which(cc) for cc in (os.environ.get("CC"), "gcc", "clang", "cc")
-        ):
+        compilers = [os.environ.get("CC"), "gcc", "clang", "cc"]
+        if sys.platform != "win32" and not any(cc and shutil.which(cc) for cc in compilers):
             return "Triton found no C compiler: install gcc, or name one in CC"
         return ""
+
     try:
         get_cpp_compiler()
     except RuntimeError:
-        tried = os.environ.get("CXX") or {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
-        return f"no C++ compiler ({tried} does not run): install g++ or clang (macOS: xcode-select --install), or name one in CXX"
+        usual = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+        tried = os.environ.get("CXX") or usual
+        remedy = "install g++ or clang (macOS: xcode-select --install), or name one in CXX"
+        return f"no C++ compiler ({tried} does not run): {remedy}"
     return ""
 
 # %% ../nbs/09_compile.ipynb #hints
 HINTS = {  # what compilers say: what to do about it
-    "-lcuda": "the linker finds no libcuda.so: make it a link to the driver's libcuda.so.1, in a folder that LIBRARY_PATH names",
+    "-lcuda": (
+        "the linker finds no libcuda.so: make it a link to the driver's libcuda.so.1, "
+        "in a folder that LIBRARY_PATH names"
+    ),
     "Python.h": "Python's headers are missing: install python3-dev",
     "omp.h": "OpenMP's headers are missing: install libgomp or (macOS) brew install libomp",
     "No space left": "the disk is full: free some, or set TORCHINDUCTOR_CACHE_DIR to another one",
@@ -164,7 +180,8 @@ def compile_error(
 class CompiledModel:
     """A model to train with: compiled, and from the first failure of the compiler on the plain one.
 
-    Not a module, so that it cannot be saved, evaluated or sampled from by mistake. Parameters and train/eval mode are those of `model`.
+    Not a module, so that it cannot be saved, evaluated or sampled from by mistake. Parameters and
+    train/eval mode are those of `model`.
     """
 
     def __init__(
@@ -175,13 +192,12 @@ class CompiledModel:
     ):
         import torch._functorch.config as settings
 
-        if hasattr(
-            settings, "force_non_lazy_backward_lowering"
-        ):  # torch would hide a failure in the backward until backward() is called,
-            settings.force_non_lazy_backward_lowering = (
-                True  # where nobody could go on without; now it is met in __call__
-            )
-        self.model, self.say = model, say
+        # torch would hide a failure in the backward until backward() is called, where nobody could
+        # go on without; with this setting it is met in __call__
+        if hasattr(settings, "force_non_lazy_backward_lowering"):
+            settings.force_non_lazy_backward_lowering = True
+        self.model = model
+        self.say = say
         self.compiled = torch.compile(model, **options)
 
     def __call__(self, *args, **kwargs):
@@ -197,42 +213,39 @@ class CompiledModel:
             return self.model(*args, **kwargs)
 
 # %% ../nbs/09_compile.ipynb #compile-model
-COMPILE_FROM = {
-    "cpu": 1.5e13,
-    "cuda": 2e16,
-}  # FLOPs of a run from which on "auto" compiles; never on devices that are not named
+# FLOPs of a run from which on "auto" compiles; never on devices that are not named
+COMPILE_FROM = {"cpu": 1.5e13, "cuda": 2e16}
 
 
 def compile_model(
     model: nn.Module,  # stays as it is: evaluate, sample from and save this one
-    mode: Literal[
-        "auto", "on", "off", "reduce-overhead", "max-autotune"
-    ] = "auto",  # the last two are torch's
-    tokens: int
-    | None = None,  # of the whole run, also after a resume; "auto" compiles where that is enough work to pay. None: it is
+    # the last two are torch's
+    mode: Literal["auto", "on", "off", "reduce-overhead", "max-autotune"] = "auto",
+    # of the whole run, also after a resume; "auto" compiles where that is enough work to pay. None: it is
+    tokens: int | None = None,
     say: Callable[[str], object] = print,  # is told if compiling fails later
     backend: str = "inductor",
 ) -> tuple[Callable, str]:
-    "(what to train with, one line that says what was decided and why). Never fails for want of a compiler."
+    """(what to train with, one line that says what was decided and why).
+
+    Never fails for want of a compiler.
+    """
     if mode not in ("auto", "on", "off", "reduce-overhead", "max-autotune"):
         raise UserError(f"compile = {mode} is not known: use auto, on, off, reduce-overhead or max-autotune")
-    device = next(model.parameters()).device
     if mode == "off":
         return model, "not compiled: compile = off"
+
+    device = next(model.parameters()).device
     if mode == "auto":
-        least, n_params = COMPILE_FROM.get(device.type), sum(p.numel() for p in model.parameters())
+        anyway = "(--compile on does it all the same)"
+        least = COMPILE_FROM.get(device.type)
+        n_params = sum(p.numel() for p in model.parameters())
         if least is None or tokens is not None and 6 * n_params * tokens < least:
-            return (
-                model,
-                f"not compiled: on {device.type} that would not pay in a run of this size (--compile on does it all the same)",
-            )
-        if device.type == "cpu" and any(
-            getattr(getattr(m, "config", None), "dropout", 0) for m in model.modules()
-        ):
-            return (
-                model,
-                "not compiled: with dropout a CPU gains nothing by it (--compile on does it all the same)",
-            )
+            return model, f"not compiled: on {device.type} that would not pay in a run of this size {anyway}"
+        configs = [getattr(m, "config", None) for m in model.modules()]
+        if device.type == "cpu" and any(getattr(config, "dropout", 0) for config in configs):
+            return model, f"not compiled: with dropout a CPU gains nothing by it {anyway}"
+
     problem = compile_problem(device) if backend == "inductor" else ""
     if problem:
         return model, f"not compiled: {problem}"

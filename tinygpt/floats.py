@@ -23,21 +23,20 @@ class FloatFormat:
     name: str
     exponent_bits: int  # 2 to 11
     mantissa_bits: int  # stored bits, 1 to 52; the leading 1 of a normal number is not stored
-    special: Literal["ieee", "nan", "none"] = (
-        "ieee"  # top exponent: inf and NaN; numbers and one NaN; numbers only
-    )
+    # what the topmost exponent is for: infinity and NaN; numbers and one NaN; numbers only
+    special: Literal["ieee", "nan", "none"] = "ieee"
     dtype: torch.dtype | None = None  # torch's own, if it has one
 
     def __post_init__(self):
         if not (2 <= self.exponent_bits <= 11 and 1 <= self.mantissa_bits <= 52):
-            bits = f"exponent_bits must be 2 to 11, not {self.exponent_bits}, and mantissa_bits 1 to 52, not {self.mantissa_bits}"
-            raise UserError(f"{self.name}: {bits}")
+            exponent = f"exponent_bits must be 2 to 11, not {self.exponent_bits}"
+            mantissa = f"mantissa_bits 1 to 52, not {self.mantissa_bits}"
+            raise UserError(f"{self.name}: {exponent}, and {mantissa}")
         if self.special not in ("ieee", "nan", "none"):
             raise UserError(f"{self.name}: special = {self.special!r} must be 'ieee', 'nan' or 'none'")
         if self.exponent_bits == 11 and self.special != "ieee":
-            raise UserError(
-                f"{self.name}: with 11 exponent bits special must be 'ieee', not {self.special!r}: float64 could not hold the numbers"
-            )
+            rule = f"with 11 exponent bits special must be 'ieee', not {self.special!r}"
+            raise UserError(f"{self.name}: {rule}: float64 could not hold the numbers")
 
     @property
     def bits(self) -> int:
@@ -113,42 +112,45 @@ def decode(
     "The values that bit patterns stand for."
     codes = _off_mps(torch.as_tensor(codes))
     if codes.is_floating_point() or codes.is_complex():
-        raise UserError(
-            f"codes are integers, not {codes.dtype}: `encode` turns numbers into codes, `view` shows a tensor's own"
-        )
+        remedy = "`encode` turns numbers into codes, `view` shows a tensor's own"
+        raise UserError(f"codes are integers, not {codes.dtype}: {remedy}")
     codes = codes.to(torch.int64)
-    if (
-        fmt.bits < 64
-        and codes.numel()
-        and not -(2 ** (fmt.bits - 1)) <= codes.min() <= codes.max() < 2**fmt.bits
-    ):
-        raise UserError(
-            f"codes from {codes.min()} to {codes.max()} do not fit the {fmt.bits} bits of {fmt.name}"
-        )
+    if fmt.bits < 64 and codes.numel():
+        low = codes.min()
+        high = codes.max()
+        if low < -(2 ** (fmt.bits - 1)) or high >= 2**fmt.bits:
+            raise UserError(f"codes from {low} to {high} do not fit the {fmt.bits} bits of {fmt.name}")
+
+    # take the pattern apart
+    negative = (codes >> (fmt.bits - 1)) & 1 > 0
     behind_sign = codes & (2 ** (fmt.bits - 1) - 1)
     exponent = behind_sign >> fmt.mantissa_bits
     mantissa = behind_sign & (2**fmt.mantissa_bits - 1)
-    significand = (
-        exponent > 0
-    ) + mantissa.double() * fmt.eps  # the leading 1 is not stored; exponent 0 has none
-    value = significand * _power_of_two(exponent.clamp(1, fmt.max_code >> fmt.mantissa_bits) - fmt.bias)
+
+    # put the number together: the leading 1 is not stored, and where the exponent is 0 there is none
+    significand = (exponent > 0) + mantissa.double() * fmt.eps
+    highest = fmt.max_code >> fmt.mantissa_bits  # what lies above is no number, and is replaced below
+    value = significand * _power_of_two(exponent.clamp(1, highest) - fmt.bias)
+
+    # the patterns beyond the largest number
     value[behind_sign > fmt.max_code] = math.nan
     if fmt.special == "ieee":
         value[behind_sign == fmt.max_code + 1] = math.inf
-    return torch.where((codes >> (fmt.bits - 1)) & 1 > 0, -value, value)
+    return torch.where(negative, -value, value)
 
 # %% ../nbs/01_floats.ipynb #exact
 def _exact(
     x: torch.Tensor | float,  # a float or integer tensor, or Python numbers
 ) -> torch.Tensor:
     "`x` as float64, unchanged in value, without gradient."
-    x = _off_mps(torch.as_tensor(x, dtype=None if isinstance(x, torch.Tensor) else torch.float64).detach())
+    if not isinstance(x, torch.Tensor):
+        x = torch.as_tensor(x, dtype=torch.float64)
+    x = _off_mps(x.detach())
     if x.is_complex() or x.dtype == torch.bool:
         raise UserError(f"a tensor of {x.dtype} has no float format: pass real numbers")
     if not x.is_floating_point() and (x.double().abs() >= 2.0**53).any():
-        raise UserError(
-            f"x holds integers of 2**53 and more, which float64 rounds: convert them to floats yourself (dtype {x.dtype})"
-        )
+        remedy = f"convert them to floats yourself (dtype {x.dtype})"
+        raise UserError(f"x holds integers of 2**53 and more, which float64 rounds: {remedy}")
     return x.double()
 
 # %% ../nbs/01_floats.ipynb #ulp
@@ -156,7 +158,10 @@ def _exponent(
     x: torch.Tensor,  # float64
     fmt: FloatFormat,
 ) -> torch.Tensor:  # int64
-    "floor(log2|x|), read from the bits of x, but not below the smallest exponent of `fmt`: down there the spacing stays."
+    """floor(log2|x|), read from the bits of x.
+
+    Not below the smallest exponent of `fmt`: down there the spacing stays.
+    """
     stored = (x.view(torch.int64) >> FP64.mantissa_bits) & (2**FP64.exponent_bits - 1)
     return (stored - FP64.bias).clamp(fmt.min_exponent, FP64.bias)
 
@@ -173,10 +178,9 @@ def ulp(
 def round_to(
     x: torch.Tensor | float,  # any real numbers
     fmt: FloatFormat,
-    saturate: bool = False,  # too large becomes ±max (infinity too), instead of infinity, or NaN where there is none
-) -> (
-    torch.Tensor
-):  # float32 for tensors of float32 and shorter if that can hold `fmt`, else float64; no gradient
+    # too large becomes ±max (infinity too), instead of infinity, or NaN where there is none
+    saturate: bool = False,
+) -> torch.Tensor:  # float32 for float32 and shorter if that can hold `fmt`, else float64; no gradient
     "The numbers of `fmt` nearest to `x`; halfway cases go to the one whose last mantissa bit is 0."
     wide = _exact(x)
     spacing = _power_of_two(_exponent(wide, fmt)) * fmt.eps
@@ -195,12 +199,20 @@ def _fit(
         if y.isnan().any():
             raise UserError(f"x holds NaN and {fmt.name} has none: remove it first")
         saturate = True  # all codes are numbers
-    beyond = fmt.max if saturate else math.inf if fmt.special == "ieee" else math.nan
+
+    if saturate:
+        beyond = fmt.max
+    elif fmt.special == "ieee":
+        beyond = math.inf
+    else:
+        beyond = math.nan
     y = torch.where(y.abs() > fmt.max, torch.full_like(y, beyond).copysign(y), y)
-    if not (isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64):
-        return y
+
+    short = isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
     fits = fmt.exponent_bits <= FP32.exponent_bits and fmt.mantissa_bits <= FP32.mantissa_bits
-    return y.float().to(x.device) if fits else y
+    if short and fits:
+        return y.float().to(x.device)
+    return y
 
 # %% ../nbs/01_floats.ipynb #encode
 def encode(
@@ -211,15 +223,17 @@ def encode(
     "The bit patterns of the numbers of `fmt` nearest to `x`. NaN becomes the quiet NaN with sign 0."
     value = round_to(_exact(x), fmt, saturate)
     exponent = _exponent(value, fmt)
-    steps = (
-        (value.abs() / (_power_of_two(exponent) * fmt.eps)).nan_to_num(0, 0).long()
-    )  # the mantissa, with its leading 1 if normal
-    code = steps + (
-        (exponent - fmt.min_exponent) << fmt.mantissa_bits
-    )  # the leading 1 carries into the exponent: no case for subnormals
+    gap = _power_of_two(exponent) * fmt.eps
+
+    # counted in gaps, a number is its mantissa, with its leading 1 if normal
+    steps = (value.abs() / gap).nan_to_num(0, 0).long()
+    # the leading 1 carries into the exponent: no case for subnormals
+    code = steps + ((exponent - fmt.min_exponent) << fmt.mantissa_bits)
+
+    quiet = 2 ** (fmt.mantissa_bits - 1) if fmt.special == "ieee" else 0  # the bit that marks a quiet NaN
     code[value.isinf()] = fmt.max_code + 1
     code |= value.signbit().long() << (fmt.bits - 1)
-    code[value.isnan()] = fmt.max_code + 1 + (2 ** (fmt.mantissa_bits - 1) if fmt.special == "ieee" else 0)
+    code[value.isnan()] = fmt.max_code + 1 + quiet
     return code
 
 # %% ../nbs/01_floats.ipynb #bits
@@ -237,30 +251,23 @@ def format_table(
     formats: tuple[FloatFormat, ...] = FORMATS,  # one row each
 ) -> str:
     "The formats side by side, as text: bits, largest and smallest numbers, spacing at 1, decimal digits."
-    rows = [
-        (
-            "format",
-            "bits",
-            "exponent",
-            "mantissa",
-            "largest",
-            "smallest normal",
-            "smallest",
-            "gap at 1",
-            "digits",
-        )
-    ]
+    head = ["format", "bits", "exponent", "mantissa"]
+    head += ["largest", "smallest normal", "smallest", "gap at 1", "digits"]
+    rows = [head]
     for f in formats:
+        bits = [str(n) for n in (f.bits, f.exponent_bits, f.mantissa_bits)]
+        sizes = [f"{v:.3g}" for v in (f.max, f.smallest_normal, f.smallest_subnormal, f.eps)]
         digits = (f.mantissa_bits + 1) * math.log10(2)
-        numbers = [f"{v:.3g}" for v in (f.max, f.smallest_normal, f.smallest_subnormal, f.eps)]
-        rows.append(
-            (f.name, str(f.bits), str(f.exponent_bits), str(f.mantissa_bits), *numbers, f"{digits:.1f}")
-        )
+        rows.append([f.name, *bits, *sizes, f"{digits:.1f}"])
+
+    # names to the left, figures to the right
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths)))
-        for row in rows
-    )
+    lines = []
+    for name, *figures in rows:
+        cells = [name.ljust(widths[0])]
+        cells += [figure.rjust(width) for figure, width in zip(figures, widths[1:])]
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
 
 # %% ../nbs/01_floats.ipynb #stochastic
 def stochastic_round_to(
@@ -269,11 +276,15 @@ def stochastic_round_to(
     generator: torch.Generator | None = None,  # on the device of `x`; None: torch's global one
     saturate: bool = False,  # as in `round_to`
 ) -> torch.Tensor:  # dtype as from `round_to`
-    "One of the two neighbours of `x` in `fmt`, the nearer the likelier, so that the mean of many draws is `x` (Gupta et al. 2015)."
+    """One of the two neighbours of `x` in `fmt`, the nearer the likelier.
+
+    So the mean of many draws is `x` (Gupta et al. 2015).
+    """
     wide = _exact(x)
     spacing = _power_of_two(_exponent(wide, fmt)) * fmt.eps
     steps = wide / spacing
     below = steps.floor()
     draw = torch.rand(wide.shape, generator=generator, device=wide.device, dtype=torch.float64)
     up = draw < steps - below  # a number of `fmt` stays: draw < 0 is never true
-    return _fit(torch.where(steps.isfinite(), below + up, steps).copysign(wide) * spacing, x, fmt, saturate)
+    steps = torch.where(steps.isfinite(), below + up, steps)
+    return _fit(steps.copysign(wide) * spacing, x, fmt, saturate)

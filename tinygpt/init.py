@@ -18,7 +18,8 @@ Scheme = Literal["torch", "normal", "gpt2", "zero", "mup"]
 
 # %% ../nbs/05_init.ipynb #weight-std
 def weight_std(
-    role: str,  # "embedding", "hidden" (reads the stream), "residual" (writes to it) or "head" (makes the logits)
+    # "embedding", "hidden" (reads the stream), "residual" (writes to it) or "head" (makes the logits)
+    role: str,
     fan_in: int,  # inputs of the matrix: shape[1] of a Linear's weight
     n_layer: int,  # blocks in the model; each adds to the stream twice
     scheme: Scheme = "gpt2",  # see `init_weights`
@@ -36,61 +37,68 @@ def weight_std(
 
 # %% ../nbs/05_init.ipynb #draw
 def _draw(p: torch.Tensor, std: float, uniform: bool, generator: torch.Generator | None):
-    "Fill `p` with random numbers of this deviation, drawn where the generator lives, so that a seed means the same on every device."
+    """Fill `p` with random numbers of this deviation.
+
+    They are drawn where the generator lives, so that a seed means the same on every device.
+    """
     if p.is_meta:
         return
     noise = torch.empty(p.shape, device=generator.device if generator else p.device)  # float32, whatever p is
-    bound = std * 3**0.5
-    noise = (
+    if uniform:
+        bound = std * 3**0.5
         noise.uniform_(-bound, bound, generator=generator)
-        if uniform
-        else noise.normal_(0, std, generator=generator)
-    )
+    else:
+        noise.normal_(0, std, generator=generator)
     p.copy_(noise)
 
 # %% ../nbs/05_init.ipynb #init-weights
 @torch.no_grad()
 def init_weights(
-    model: nn.Module,  # its Linear, Embedding, LayerNorm and RMSNorm layers are set; another kind with weights is an error
+    # its Linear, Embedding, LayerNorm and RMSNorm layers are set; another kind with weights is an error
+    model: nn.Module,
     n_layer: int,  # blocks in the model: 2 * n_layer additions to the residual stream
-    scheme: Scheme = "gpt2",  # torch | normal (std for all) | gpt2 (c_proj smaller by √(2·n_layer)) | zero (c_proj and head 0) | mup (by fan-in)
+    # torch | normal (std for all) | gpt2 (c_proj smaller by √(2·n_layer)) | zero (c_proj and head 0) |
+    # mup (by fan-in)
+    scheme: Scheme = "gpt2",
     std: float = 0.02,  # base standard deviation of normal, gpt2 and zero (GPT-2's 0.02)
-    generator: torch.Generator | None = None,  # where the random numbers come from; None: torch's global one
+    generator: torch.Generator | None = None,  # of the random numbers; None: torch's global one
     residual: str = "c_proj",  # Linears of this name write to the residual stream
     head: str = "lm_head",  # the Linear of this name makes the logits
 ) -> nn.Module:
-    "Set every parameter of `model` by its role: embedding, hidden, residual or head matrix; biases 0; norms 1. Returns the model."
+    """Set every parameter of `model` by its role: embedding, hidden, residual or head matrix.
+
+    Biases are 0 and norms 1. Returns the model.
+    """
     if scheme not in get_args(Scheme):
         raise UserError(f"scheme = {scheme!r} is not known: choose one of {', '.join(get_args(Scheme))}")
     if n_layer < 1:
         raise UserError(f"n_layer = {n_layer} is not the number of blocks: give 1 or more")
+
+    uniform = scheme == "torch"
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(module, nn.Linear):
             role = {residual: "residual", head: "head"}.get(last, "hidden")
             deviation = weight_std(role, module.in_features, n_layer, scheme, std)
-            _draw(module.weight, deviation, scheme == "torch", generator)
+            _draw(module.weight, deviation, uniform, generator)
             if module.bias is not None:
                 _draw(module.bias, deviation if scheme == "torch" else 0.0, True, generator)
         elif isinstance(module, nn.Embedding):
-            _draw(
-                module.weight,
-                weight_std("embedding", module.num_embeddings, n_layer, scheme, std),
-                False,
-                generator,
-            )
+            deviation = weight_std("embedding", module.num_embeddings, n_layer, scheme, std)
+            _draw(module.weight, deviation, False, generator)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             for p_name, p in module.named_parameters(recurse=False):
                 p.fill_(1.0 if p_name == "weight" else 0.0)
         elif next(module.parameters(recurse=False), None) is not None:
+            layer = f"{name or 'the model'} ({type(module).__name__})"
             raise TypeError(
-                f"init_weights does not know how to set {name or 'the model'} ({type(module).__name__}): its weights would stay as they are"
+                f"init_weights does not know how to set {layer}: its weights would stay as they are"
             )
     return model
 
 # %% ../nbs/05_init.ipynb #summary
 def _summary(x: torch.Tensor) -> dict[str, float]:
-    "Mean, standard deviation, root mean square and largest magnitude of all entries, computed in float32 or better."
+    "Mean, standard deviation, root mean square and largest magnitude, computed in float32 or better."
     x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     return {
         "mean": x.mean().item(),
@@ -101,9 +109,10 @@ def _summary(x: torch.Tensor) -> dict[str, float]:
 
 # %% ../nbs/05_init.ipynb #stats
 class ActivationStats:
-    """Record the outputs of chosen modules, and the gradients that come back to them, while the `with` block runs.
+    """Record the outputs of chosen modules, and the gradients that come back, while the `with` block runs.
 
-    `act[name]` and `grad[name]` are lists with one dict (mean, std, rms, absmax) for each forward and each backward; `table` lays one figure out.
+    `act[name]` and `grad[name]` are lists with one dict (mean, std, rms, absmax) for each forward and
+    each backward; `table` lays one figure out.
     """
 
     def __init__(
@@ -113,9 +122,8 @@ class ActivationStats:
     ):
         modules = dict(model.named_modules())
         if missing := [n for n in names if n not in modules]:
-            raise UserError(
-                f"the model has no module named {', '.join(missing)}: take names from model.named_modules()"
-            )
+            remedy = "take names from model.named_modules()"
+            raise UserError(f"the model has no module named {', '.join(missing)}: {remedy}")
         self.modules = {n: modules[n] for n in names}
         self.act = {n: [] for n in names}
         self.grad = {n: [] for n in names}
@@ -143,4 +151,5 @@ class ActivationStats:
         figure: str = "std",  # mean, std, rms or absmax
     ) -> torch.Tensor:
         "One figure as a tensor (modules, calls)."
-        return torch.tensor([[row[figure] for row in rows] for rows in getattr(self, what).values()])
+        records = {"act": self.act, "grad": self.grad}[what]
+        return torch.tensor([[call[figure] for call in calls] for calls in records.values()])

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from .attention import AttentionImpl
 from .model import GPT, GPTConfig
 from .support import UserError, atomic_path
 
@@ -49,54 +50,75 @@ def hf_names(
 
 # %% ../nbs/more/06_model_hf.ipynb #transposed
 def _transposed(name: str, kind: str) -> bool:
-    "GPT-2's matrices are stored as (inputs, outputs), a habit from TensorFlow; embeddings and Llama's are not."
-    return (
-        kind == "gpt2"
-        and name.startswith("h.")
-        and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-    )
+    "GPT-2's matrices stand as (inputs, outputs), a habit from TensorFlow; embeddings and Llama's do not."
+    matrices = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    return kind == "gpt2" and name.startswith("h.") and name.endswith(matrices)
 
 # %% ../nbs/more/06_model_hf.ipynb #config-from
+def _from_gpt2(hf: dict) -> tuple[dict, list[str]]:
+    "The fields of our config for a GPT-2's, and what of it our model cannot do."
+    refuse = []
+    activation = hf.get("activation_function", "gelu_new")
+    if activation not in ("gelu_new", "gelu_pytorch_tanh"):
+        refuse.append(f"activation_function = {activation!r} (only GPT-2's tanh-form GELU)")
+    for flag in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if hf.get(flag):
+            refuse.append(f"{flag} = true")
+    if not hf.get("scale_attn_weights", True):
+        refuse.append("scale_attn_weights = false")
+    fields = dict(
+        vocab_size=hf.get("vocab_size", 50257),
+        block_size=hf.get("n_positions", 1024),
+        n_layer=hf.get("n_layer", 12),
+        n_head=hf.get("n_head", 12),
+        n_embd=hf.get("n_embd", 768),
+        mlp_hidden=hf.get("n_inner"),
+        norm_eps=hf.get("layer_norm_epsilon", 1e-5),
+        tie_weights=hf.get("tie_word_embeddings", True),
+    )
+    return fields, refuse
+
+
+def _from_llama(hf: dict) -> tuple[dict, list[str]]:
+    "The fields of our config for a Llama's, and what of it our model cannot do."
+    refuse = []
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}  # transformers 5 and 4
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type != "default":
+        refuse.append(f"rope_type = {rope_type!r} (only the unscaled one)")
+    if hf.get("hidden_act", "silu") not in ("silu", "swish"):
+        refuse.append(f"hidden_act = {hf['hidden_act']!r} (only silu)")
+    if hf.get("attention_bias", False) != hf.get("mlp_bias", False):
+        refuse.append("biases in only one of attention and MLP")
+    width, heads = hf.get("hidden_size", 4096), hf.get("num_attention_heads", 32)
+    head_dim = hf.get("head_dim") or width // heads
+    if head_dim * heads != width:
+        refuse.append(f"head_dim = {head_dim} (only hidden_size / num_attention_heads)")
+    fields = dict(
+        vocab_size=hf.get("vocab_size", 32000),
+        block_size=hf.get("max_position_embeddings", 2048),
+        n_layer=hf.get("num_hidden_layers", 32),
+        n_head=heads,
+        n_kv_head=hf.get("num_key_value_heads"),
+        n_embd=width,
+        mlp_hidden=hf.get("intermediate_size", 11008),
+        norm_eps=hf.get("rms_norm_eps", 1e-6),
+        tie_weights=hf.get("tie_word_embeddings", False),
+        bias=hf.get("attention_bias", False),
+        rope_theta=float(rope.get("rope_theta", hf.get("rope_theta", 10000.0))),
+    )
+    return fields, refuse
+
+
 def config_from_hf(
     hf: dict,  # what config.json holds; a missing key has the default of transformers' class
     **kw,  # fields of our config to set, such as dropout
 ) -> GPTConfig:
     "Our config for a GPT-2 or Llama config of Hugging Face; whatever our model cannot do is refused."
-    kind, refuse = hf.get("model_type"), []
-    if kind == "gpt2":
-        if hf.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
-            refuse.append(
-                f"activation_function = {hf['activation_function']!r} (only GPT-2's tanh-form GELU)"
-            )
-        refuse += [
-            f"{k} = true" for k in ("scale_attn_by_inverse_layer_idx", "add_cross_attention") if hf.get(k)
-        ]
-        if not hf.get("scale_attn_weights", True):
-            refuse.append("scale_attn_weights = false")
-        fields = dict(
-            vocab_size=hf.get("vocab_size", 50257), block_size=hf.get("n_positions", 1024), n_layer=hf.get("n_layer", 12),
-            n_head=hf.get("n_head", 12), n_embd=hf.get("n_embd", 768), mlp_hidden=hf.get("n_inner"),
-            norm_eps=hf.get("layer_norm_epsilon", 1e-5), tie_weights=hf.get("tie_word_embeddings", True),
-        )  # fmt: skip
-    elif kind == "llama":
-        rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}  # transformers 5 and 4
-        if (rope_type := rope.get("rope_type", rope.get("type", "default"))) != "default":
-            refuse.append(f"rope_type = {rope_type!r} (only the unscaled one)")
-        if hf.get("hidden_act", "silu") not in ("silu", "swish"):
-            refuse.append(f"hidden_act = {hf['hidden_act']!r} (only silu)")
-        if hf.get("attention_bias", False) != hf.get("mlp_bias", False):
-            refuse.append("biases in only one of attention and MLP")
-        width, heads = hf.get("hidden_size", 4096), hf.get("num_attention_heads", 32)
-        if (hf.get("head_dim") or width // heads) * heads != width:
-            refuse.append(f"head_dim = {hf['head_dim']} (only hidden_size / num_attention_heads)")
-        fields = dict(
-            vocab_size=hf.get("vocab_size", 32000), block_size=hf.get("max_position_embeddings", 2048), n_layer=hf.get("num_hidden_layers", 32),
-            n_head=heads, n_kv_head=hf.get("num_key_value_heads"), n_embd=width, mlp_hidden=hf.get("intermediate_size", 11008),
-            norm_eps=hf.get("rms_norm_eps", 1e-6), tie_weights=hf.get("tie_word_embeddings", False), bias=hf.get("attention_bias", False),
-            rope_theta=float(rope.get("rope_theta", hf.get("rope_theta", 10000.0))),
-        )  # fmt: skip
-    else:
+    kind = hf.get("model_type")
+    if kind not in ("gpt2", "llama"):
         raise UserError(f"model_type = {kind!r} in config.json is not known here: choose a GPT-2 or a Llama")
+    fields, refuse = _from_gpt2(hf) if kind == "gpt2" else _from_llama(hf)
     if refuse:
         raise UserError(
             f"this {kind} uses what our model does not have: {'; '.join(refuse)}. Choose another one"
@@ -104,30 +126,35 @@ def config_from_hf(
     return getattr(GPTConfig, kind)(**fields | kw)
 
 # %% ../nbs/more/06_model_hf.ipynb #config-to
-def config_to_hf(config: GPTConfig) -> dict:
-    "The config.json for a model of ours; a UserError names what neither their GPT-2 nor their Llama can do."
-    c = config
-    kinds = {
-        "gpt2": {"position": "learned", "norm": "layernorm", "mlp": "gelu"},
-        "llama": {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"},
-    }
-    kind = next((k for k, parts in kinds.items() if all(getattr(c, f) == v for f, v in parts.items())), None)
-    problems = (
-        []
-        if kind
-        else [
-            f"position = {c.position!r}, norm = {c.norm!r}, mlp = {c.mlp!r} are neither GPT-2's nor Llama's parts"
-        ]
-    )
-    problems += [
-        f"{f} = {getattr(c, f)}" for f in ("qk_norm", "logit_softcap", "ngram_rows") if getattr(c, f)
-    ]
+def _kind(c: GPTConfig) -> str:
+    "gpt2 or llama. UserError that names everything which neither of theirs can do."
+    parts, kind = (c.position, c.norm, c.mlp), None
+    if parts == ("learned", "layernorm", "gelu"):
+        kind = "gpt2"
+    elif parts == ("rope", "rmsnorm", "swiglu"):
+        kind = "llama"
+    problems = []
+    if kind is None:
+        problems.append(
+            f"position = {c.position!r}, norm = {c.norm!r}, mlp = {c.mlp!r} "
+            "are neither GPT-2's nor Llama's parts"
+        )
+    for name in ("qk_norm", "logit_softcap", "ngram_rows"):
+        if getattr(c, name):
+            problems.append(f"{name} = {getattr(c, name)}")
     if kind == "gpt2" and c.kv_heads != c.n_head:
         problems.append(f"GPT-2 with n_kv_head = {c.n_kv_head}")
     if problems:
         raise UserError(
-            f"Hugging Face's GPT-2 and Llama cannot be this model: {'; '.join(problems)}. Train with GPTConfig.gpt2 or .llama to export"
+            f"Hugging Face's GPT-2 and Llama cannot be this model: {'; '.join(problems)}. "
+            "Train with GPTConfig.gpt2 or .llama to export"
         )
+    return kind
+
+
+def config_to_hf(c: GPTConfig) -> dict:
+    "The config.json for a model of ours; a UserError names what neither their GPT-2 nor their Llama can do."
+    kind = _kind(c)
     last = c.vocab_size - 1  # our tokenizers' end-of-text token
     both = {
         "model_type": kind,
@@ -138,32 +165,52 @@ def config_to_hf(config: GPTConfig) -> dict:
     }
     if kind == "gpt2":
         return both | {
-            "architectures": ["GPT2LMHeadModel"], "n_positions": c.block_size, "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd,
-            "n_inner": c.mlp_hidden, "activation_function": "gelu_new", "layer_norm_epsilon": c.norm_eps,
-            "attn_pdrop": c.dropout, "embd_pdrop": c.dropout, "resid_pdrop": c.dropout,
-        }  # fmt: skip
+            "architectures": ["GPT2LMHeadModel"],
+            "n_positions": c.block_size,
+            "n_layer": c.n_layer,
+            "n_head": c.n_head,
+            "n_embd": c.n_embd,
+            "n_inner": c.mlp_hidden,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": c.norm_eps,
+            "attn_pdrop": c.dropout,
+            "embd_pdrop": c.dropout,
+            "resid_pdrop": c.dropout,
+        }
     return both | {
-        "architectures": ["LlamaForCausalLM"], "max_position_embeddings": c.block_size, "num_hidden_layers": c.n_layer,
-        "num_attention_heads": c.n_head, "num_key_value_heads": c.kv_heads, "hidden_size": c.n_embd, "intermediate_size": c.hidden,
-        "hidden_act": "silu", "rms_norm_eps": c.norm_eps, "attention_bias": c.bias, "mlp_bias": c.bias, "attention_dropout": c.dropout,
-        "rope_theta": c.rope_theta, "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},  # transformers 4 and 5
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": c.block_size,
+        "num_hidden_layers": c.n_layer,
+        "num_attention_heads": c.n_head,
+        "num_key_value_heads": c.kv_heads,
+        "hidden_size": c.n_embd,
+        "intermediate_size": c.hidden,
+        "hidden_act": "silu",
+        "rms_norm_eps": c.norm_eps,
+        "attention_bias": c.bias,
+        "mlp_bias": c.bias,
+        "attention_dropout": c.dropout,
+        "rope_theta": c.rope_theta,  # transformers 4
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},  # transformers 5
+    }
 
 # %% ../nbs/more/06_model_hf.ipynb #state-from
+# masks and tables, which old files hold too
+_NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+
+
 @torch.no_grad()
 def state_from_hf(
     model: GPT,  # filled in place; rows of padding become 0
     state: dict[str, torch.Tensor],  # their weights by their names
     kind: str,  # "gpt2" or "llama"
 ) -> GPT:
-    "Copy Hugging Face's weights into `model`; a weight that is missing, left over or of another shape is an error."
+    "Copy Hugging Face's weights into `model`; one missing, left over or of another shape is an error."
+    state = dict(state)
     if kind == "gpt2":  # the first files on the hub have no prefix
-        state = {
-            k if k.startswith(("transformer.", "lm_head.")) else f"transformer.{k}": v
-            for k, v in state.items()
-        }
-    else:
-        state = dict(state)
+        for name in list(state):
+            if not name.startswith(("transformer.", "lm_head.")):
+                state[f"transformer.{name}"] = state.pop(name)
     problems = []
     for name, p in model.named_parameters():
         theirs = hf_names(name, kind)
@@ -175,22 +222,19 @@ def state_from_hf(
         rows = model.config.vocab_size if name in ("wte.weight", "lm_head.weight") else len(p)
         if value.shape != p[:rows].shape:
             problems.append(
-                f"{', '.join(theirs)} of shape {tuple(value.shape)} where the config asks for {tuple(p[:rows].shape)}"
+                f"{', '.join(theirs)} of shape {tuple(value.shape)} "
+                f"where the config asks for {tuple(p[:rows].shape)}"
             )
             continue
         p[:rows] = value
         p[rows:] = 0
-    known = (
-        ".attn.bias",
-        ".attn.masked_bias",
-        ".rotary_emb.inv_freq",
-    )  # masks and tables, which old files hold too
     tied = {"lm_head.weight"} if model.lm_head is None else set()
-    problems += [f"{n} left over" for n in state if not n.endswith(known) and n not in tied]
+    problems += [f"{n} left over" for n in state if not n.endswith(_NO_WEIGHTS) and n not in tied]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise UserError(
-            f"the weights do not fit their config.json: {'; '.join(problems[:5])}{more}. Is the download complete?"
+            f"the weights do not fit their config.json: {'; '.join(problems[:5])}{more}. "
+            "Is the download complete?"
         )
     return model
 
@@ -200,43 +244,48 @@ def state_to_hf(
     model: GPT,  # with GPT-2's or Llama's parts
 ) -> dict[str, torch.Tensor]:
     "Our weights by Hugging Face's names and in their layout, without the rows of padding; on the CPU."
-    c, kind, state = model.config, config_to_hf(model.config)["model_type"], {}
+    c, state = model.config, {}
+    kind = _kind(c)
     for name, p in model.named_parameters():
         value = p[: c.vocab_size] if name in ("wte.weight", "lm_head.weight") else p
         value = (value.T if _transposed(name, kind) else value).cpu()
-        theirs = hf_names(name, kind)
-        parts = (
-            value.split([n * c.head_dim for n in (c.n_head, c.kv_heads, c.kv_heads)])
-            if len(theirs) == 3
-            else [value]
-        )
-        state |= {n: part.contiguous() for n, part in zip(theirs, parts, strict=True)}
+        theirs, parts = hf_names(name, kind), [value]
+        if len(theirs) == 3:  # queries, keys and values, which we keep joined
+            parts = value.split([n * c.head_dim for n in (c.n_head, c.kv_heads, c.kv_heads)])
+        for their_name, part in zip(theirs, parts, strict=True):
+            state[their_name] = part.contiguous()
     return state
 
 # %% ../nbs/more/06_model_hf.ipynb #read
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     "All tensors of a folder: model.safetensors, its shards by their index, or pytorch_model.bin."
-    index, old = folder / "model.safetensors.index.json", folder / "pytorch_model.bin"
+    single, old = folder / "model.safetensors", folder / "pytorch_model.bin"
+    index = folder / "model.safetensors.index.json"
     try:
-        if (folder / "model.safetensors").is_file():
-            return load_file(folder / "model.safetensors")
+        if single.is_file():
+            return load_file(single)
         if index.is_file():
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            return {k: v for shard in shards for k, v in load_file(folder / shard).items()}
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            state = {}
+            for shard in sorted(set(shards)):
+                state |= load_file(folder / shard)
+            return state
         if old.is_file():
             return torch.load(old, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise UserError(
-            f"the weights in {folder} cannot be read ({str(error).splitlines()[0]}): fetch them again"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the weights in {folder} cannot be read ({reason}): fetch them again") from error
     raise UserError(f"{folder} holds no model.safetensors: put it beside config.json")
 
 # %% ../nbs/more/06_model_hf.ipynb #load
 def load_hf(
-    name_or_folder,  # "gpt2", "HuggingFaceTB/SmolLM-135M" …: from the hub or its cache; or a folder with config.json and model.safetensors
-    **kw,  # fields of our config to set, such as dropout=0.1 or attn_impl="tiled"
+    # "gpt2", "HuggingFaceTB/SmolLM-135M" …: from the hub or its cache;
+    # or a folder with config.json and model.safetensors
+    name_or_folder,
+    attn_impl: AttentionImpl = "fused",  # see `GPT.set_attention`
+    **kw,  # fields of our config to set, such as dropout=0.1
 ) -> GPT:
-    "Our model with a Hugging Face GPT-2's or Llama's weights, in float32 on the CPU, without dropout unless asked for."
+    "Our model with a Hugging Face GPT-2's or Llama's weights: float32, on the CPU, dropout 0 unless set."
     folder = Path(name_or_folder).expanduser()
     if not folder.is_dir():
         folder = _download(str(name_or_folder))
@@ -251,25 +300,26 @@ def load_hf(
     config = config_from_hf(hf, **kw)
     state = _read_weights(folder)
     with torch.device("meta"):
-        model = GPT(config)
+        model = GPT(config, attn_impl)
     return state_from_hf(model.to_empty(device="cpu").init_weights(), state, hf["model_type"])
 
 # %% ../nbs/more/06_model_hf.ipynb #download
 def _download(name: str) -> Path:
-    "The folder of a model in the hub's cache, downloaded if it is not there. HF_ENDPOINT and HF_TOKEN are honoured."
-    here = f"give a folder that holds config.json and model.safetensors (from https://huggingface.co/{name}/tree/main)"
+    "The folder of a model in the hub's cache, downloaded if need be. HF_ENDPOINT and HF_TOKEN are honoured."
+    here = (
+        "give a folder that holds config.json and model.safetensors "
+        f"(from https://huggingface.co/{name}/tree/main)"
+    )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise UserError(
-            f"{name!r} is no folder here, and huggingface_hub is not installed: pip install huggingface_hub, or {here}"
+            f"{name!r} is no folder here, and huggingface_hub is not installed: "
+            f"pip install huggingface_hub, or {here}"
         ) from None
+    wanted = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
     try:
-        return Path(
-            snapshot_download(
-                name, allow_patterns=["config.json", "model*.safetensors", "model.safetensors.index.json"]
-            )
-        )
+        return Path(snapshot_download(name, allow_patterns=wanted))
     except (OSError, ValueError, RuntimeError) as error:  # no network, no such name, no permission
         why = str(error).strip().splitlines()[0] or type(error).__name__
         raise UserError(f"{name!r} is no folder here and cannot be downloaded ({why}): {here}") from error

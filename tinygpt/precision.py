@@ -21,7 +21,10 @@ from .support import UserError
 def choose_device(
     device: str = "auto",  # "auto", "cpu", "cuda", "cuda:1", "mps"
 ) -> tuple[torch.device, str]:
-    '(device, reason). "auto" takes CUDA, then MPS, then the CPU. UserError if the one asked for is not there.'
+    """(device, reason). "auto" takes CUDA, then MPS, then the CPU.
+
+    UserError if the one asked for is not there.
+    """
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda"), f"found {torch.cuda.get_device_name()}"
@@ -34,10 +37,10 @@ def choose_device(
         chosen = None
     if chosen is None or chosen.type not in ("cpu", "cuda", "mps"):
         raise UserError(f"device = {device} is not known: use auto, cpu, cuda, cuda:1 or mps")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device = {device}, but torch sees {torch.cuda.device_count()} CUDA GPUs: use auto, or install a CUDA build of torch"
-        )
+    count = torch.cuda.device_count()
+    if chosen.type == "cuda" and (chosen.index or 0) >= count:
+        remedy = "use auto, or install a CUDA build of torch"
+        raise UserError(f"device = {device}, but torch sees {count} CUDA GPUs: {remedy}")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"device = {device}, but this machine has no MPS: use --device auto")
     return chosen, "asked for"
@@ -45,14 +48,12 @@ def choose_device(
 # %% ../nbs/08_precision.ipynb #auto-dtype
 def auto_dtype(
     kind: str,  # of the device: "cuda", "mps", "cpu"
-    bf16: bool,  # whether it multiplies bfloat16 matrices in hardware; of CPUs: and was measured to be faster so
+    bf16: bool,  # it multiplies bfloat16 matrices in hardware; of CPUs: and was measured to be faster so
 ) -> tuple[torch.dtype, str]:
     "(format of the matrix products, why)."
     if kind == "cuda" and bf16:
-        return (
-            torch.bfloat16,
-            "this GPU multiplies bfloat16, which has float32's range: no loss scaler needed",
-        )
+        why = "this GPU multiplies bfloat16, which has float32's range: no loss scaler needed"
+        return torch.bfloat16, why
     if kind == "cuda":
         return torch.float16, "this GPU has no bfloat16; float16's small gradients need a loss scaler"
     if kind == "mps":
@@ -84,13 +85,20 @@ class Policy:
     tf32: bool = False  # whether float32 products may round their inputs to 10 mantissa bits (CUDA)
 
     def autocast(self):
-        "A context for the forward pass and the loss. The backward runs outside it, in the formats the forward recorded."
+        """A context for the forward pass and the loss.
+
+        The backward runs outside it, in the formats the forward recorded.
+        """
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def __str__(self):
-        extras = " with loss scaler" * self.scaler + ", float32 products in TF32" * self.tf32
+        extras = ""
+        if self.scaler:
+            extras += " with loss scaler"
+        if self.tf32:
+            extras += ", float32 products in TF32"
         return f"{self.device}, {str(self.dtype).removeprefix('torch.')}{extras}: {self.reason}"
 
 # %% ../nbs/08_precision.ipynb #policy
@@ -98,35 +106,38 @@ def choose_policy(
     device: str = "auto",  # see `choose_device`
     dtype: str = "auto",  # "auto", "float32", "bfloat16", "float16"
 ) -> Policy:
-    "The policy for this machine, or the one asked for. UserError where the device cannot do it. On CUDA it sets TF32."
+    """The policy for this machine, or the one asked for. On CUDA it sets TF32.
+
+    UserError where the device cannot do it.
+    """
     chosen, reason = choose_device(device)
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise UserError(f"dtype = {dtype} is not known: use auto, float32, bfloat16 or float16")
+
+    # what the hardware multiplies; and whether that was measured to be faster
     on_cuda = chosen.type == "cuda"
-    # by default torch counts emulated bfloat16 as support
-    bf16 = (
-        torch.cuda.is_bf16_supported(including_emulation=False)
-        if on_cuda
-        else cpu_has_bf16()
-        if chosen.type == "cpu"
-        else True
-    )
-    measured = chosen.type != "cpu" or platform.machine().lower() in ("x86_64", "amd64")
-    pick, why = (
-        auto_dtype(chosen.type, bf16 and measured)
-        if dtype == "auto"
-        else (getattr(torch, dtype), "dtype asked for")
-    )
+    bf16 = True
+    measured = True
+    if on_cuda:  # by default torch counts emulated bfloat16 as support
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif chosen.type == "cpu":
+        bf16 = cpu_has_bf16()
+        measured = platform.machine().lower() in ("x86_64", "amd64")
+
+    if dtype == "auto":
+        pick, why = auto_dtype(chosen.type, bf16 and measured)
+    else:
+        pick, why = getattr(torch, dtype), "dtype asked for"
     if pick == torch.float16 and not on_cuda:
-        raise UserError(
-            f"dtype = float16 is for CUDA GPUs, on {chosen.type} it would be slower than float32: use float32 or bfloat16"
-        )
-    if pick == torch.bfloat16 and on_cuda and not bf16:
-        raise UserError(
-            "dtype = bfloat16, but this GPU has no bfloat16 (it came with Ampere, 2020): use auto or float16"
-        )
+        trouble = f"dtype = float16 is for CUDA GPUs, on {chosen.type} it would be slower than float32"
+        raise UserError(f"{trouble}: use float32 or bfloat16")
     if pick == torch.bfloat16 and not bf16:
-        why += "; WARNING: this CPU has no bfloat16 products, expect steps to take tens to hundreds of times as long as in float32"
+        if on_cuda:
+            trouble = "dtype = bfloat16, but this GPU has no bfloat16 (it came with Ampere, 2020)"
+            raise UserError(f"{trouble}: use auto or float16")
+        why += "; WARNING: this CPU has no bfloat16 products, "
+        why += "expect steps to take tens to hundreds of times as long as in float32"
+
     tf32 = on_cuda and dtype != "float32"  # who asks for float32 by name wants all its bits
     if on_cuda:
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -141,13 +152,12 @@ def unscale_gradients(
     "Divide gradients by the scale and say whether they overflowed, without waiting for a GPU."
     found_inf = torch.zeros((), device=scale.device)
     if grads:
-        largest = torch.stack(
-            [n.to(scale.device, torch.float32) for n in torch._foreach_norm(grads, math.inf)]
-        )
-        found_inf += (
-            ~largest.isfinite().all()
-        )  # the largest of a tensor is inf or nan if any of its numbers is
-        torch._foreach_mul_(grads, scale.double().reciprocal().float())  # a few kernels for all tensors
+        # the largest of a tensor is inf or nan if any of its numbers is
+        norms = torch._foreach_norm(grads, math.inf)
+        largest = torch.stack([norm.to(scale.device, torch.float32) for norm in norms])
+        found_inf += ~largest.isfinite().all()
+        # a few kernels for all tensors
+        torch._foreach_mul_(grads, scale.double().reciprocal().float())
     return found_inf
 
 # %% ../nbs/08_precision.ipynb #next-scale
@@ -160,16 +170,20 @@ def next_scale(
     growth_interval: int,  # steps
 ) -> tuple[torch.Tensor, torch.Tensor]:
     "(scale, good_steps) for the next step."
-    lower, higher = ((scale.double() * factor).float() for factor in (backoff_factor, growth_factor))
+    lower = (scale.double() * backoff_factor).float()
+    higher = (scale.double() * growth_factor).float()
     grow = good_steps + 1 == growth_interval
-    scale = torch.where(overflow, lower, torch.where(grow & higher.isfinite(), higher, scale))
+    kept_or_grown = torch.where(grow & higher.isfinite(), higher, scale)
+    scale = torch.where(overflow, lower, kept_or_grown)
     return scale, torch.where(overflow | grow, 0, good_steps + 1)
 
 # %% ../nbs/08_precision.ipynb #scaler-class
 class LossScaler:
-    """Keeps float16 gradients in range: multiplies the loss, divides the gradients, skips steps that overflow (Micikevicius et al., 2017).
+    """Keeps float16 gradients in range (Micikevicius et al., 2017).
 
-    A step: `scale(loss).backward()`, `unscale_(optimizer)`, clip, `step(optimizer)`, `update()`. Acts like `torch.amp.GradScaler`.
+    It multiplies the loss, divides the gradients, and skips steps that overflow. A step is
+    `scale(loss).backward()`, `unscale_(optimizer)`, clip, `step(optimizer)`, `update()`.
+    Acts like `torch.amp.GradScaler`.
     """
 
     def __init__(
@@ -180,25 +194,22 @@ class LossScaler:
         backoff_factor: float = 0.5,  # after a step with inf or nan
         growth_interval: int = 2000,
         enabled: bool = True,  # False: every call does nothing, and `step` steps
-        reduce: Callable[[torch.Tensor], object]
-        | None = None,  # makes a 0-d tensor its maximum over all processes, in place
+        # makes a 0-d tensor its maximum over all processes, in place
+        reduce: Callable[[torch.Tensor], object] | None = None,
     ):
-        if not (
-            growth_factor > 1
-            and 0 < backoff_factor < 1
-            and growth_interval >= 1
-            and 0 < init_scale < math.inf
-        ):
-            values = f"growth_factor = {growth_factor}, backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, init_scale = {init_scale}"
+        rates_work = growth_factor > 1 and 0 < backoff_factor < 1
+        if not (rates_work and growth_interval >= 1 and 0 < init_scale < math.inf):
             raise UserError(
-                f"a loss scaler cannot work with {values}: growth above 1, backoff between 0 and 1, interval from 1 on, scale above 0"
+                f"a loss scaler cannot work with growth_factor = {growth_factor}, "
+                f"backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, "
+                f"init_scale = {init_scale}: growth above 1, backoff between 0 and 1, "
+                "interval from 1 on, scale above 0"
             )
-        self.enabled, self.reduce = enabled, reduce
-        self.growth_factor, self.backoff_factor, self.growth_interval = (
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-        )
+        self.enabled = enabled
+        self.reduce = reduce
+        self.growth_factor = growth_factor
+        self.backoff_factor = backoff_factor
+        self.growth_interval = growth_interval
         self._scale = torch.tensor(float(init_scale), dtype=torch.float32, device=device)
         self._good_steps = torch.tensor(0, dtype=torch.int32, device=device)
         self._found_inf: dict[int, torch.Tensor] = {}  # of each optimizer unscaled since the last update
@@ -209,60 +220,59 @@ class LossScaler:
         return loss * self._scale if self.enabled else loss
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        "Divide this optimizer's gradients by the scale: once a step, after the last backward, before clipping."
+        """Divide this optimizer's gradients by the scale.
+
+        Once a step, after the last backward, before clipping.
+        """
         if not self.enabled:
             return
         if id(optimizer) in self._found_inf:
-            raise RuntimeError(
-                "unscale_ was called already since the last update: the gradients would be divided twice"
-            )
+            again = "unscale_ was called already since the last update"
+            raise RuntimeError(f"{again}: the gradients would be divided twice")
         if hasattr(optimizer, "gradient_shards"):  # a rank keeps its part of the gradients only (chapter 15)
             grads = optimizer.gradient_shards()
         else:
-            grads = [
-                p.grad
-                for group in optimizer.param_groups
-                for p in group["params"]
-                if p.grad is not None and p.grad.numel()
-            ]
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            grads = [p.grad for p in params if p.grad is not None and p.grad.numel()]
         if any(g.dtype == torch.float16 for g in grads):
-            raise RuntimeError(
-                "gradients in float16 cannot be unscaled, they would underflow again: keep the weights in float32"
-            )
+            trouble = "gradients in float16 cannot be unscaled, they would underflow again"
+            raise RuntimeError(f"{trouble}: keep the weights in float32")
         found_inf = unscale_gradients(grads, self._scale)
         if self.reduce is not None:  # also without gradients: the other processes wait for this one
             self.reduce(found_inf)
         self._found_inf[id(optimizer)] = found_inf
 
     def step(self, optimizer: torch.optim.Optimizer):
-        "`optimizer.step()`, left out if a gradient unscaled since the last update (of any optimizer) is inf or nan. Unscales if need be."
+        """`optimizer.step()`, left out if a gradient is inf or nan. Unscales if need be.
+
+        It looks at all gradients unscaled since the last update, of any optimizer: a model with
+        several optimizers steps as a whole or not at all.
+        """
         if not self.enabled:
             return optimizer.step()
         if id(optimizer) in self._stepped:
-            raise RuntimeError(
-                "step was called already since the last update: call update at the end of each step"
-            )
+            again = "step was called already since the last update"
+            raise RuntimeError(f"{again}: call update at the end of each step")
         if id(optimizer) not in self._found_inf:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
-        found_inf = torch.stack(
-            list(self._found_inf.values())
-        ).amax()  # a model with several optimizers steps as a whole or not at all
+        found_inf = torch.stack(list(self._found_inf.values())).amax()
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            return (
-                None if found_inf.item() else optimizer.step()
-            )  # the one place where the host waits for a GPU
-        optimizer.grad_scale, optimizer.found_inf = (
-            None,
-            found_inf,
-        )  # torch's fused optimizers look at it on the device: nobody waits
+            # the one place where the host waits for a GPU
+            return None if found_inf.item() else optimizer.step()
+        # torch's fused optimizers look at it on the device: nobody waits
+        optimizer.grad_scale = None
+        optimizer.found_inf = found_inf
         try:
             return optimizer.step()
         finally:
             del optimizer.grad_scale, optimizer.found_inf
 
     def update(self) -> None:
-        "Move the scale: down after an overflow, up after `growth_interval` steps without. Once a step, at its end."
+        """Move the scale: down after an overflow, up after `growth_interval` steps without.
+
+        Once a step, at its end.
+        """
         if not self.enabled:
             return
         if not self._found_inf:
@@ -270,7 +280,8 @@ class LossScaler:
         overflow = torch.stack(list(self._found_inf.values())).any()
         rule = (self.growth_factor, self.backoff_factor, self.growth_interval)
         self._scale, self._good_steps = next_scale(self._scale, self._good_steps, overflow, *rule)
-        self._found_inf, self._stepped = {}, set()
+        self._found_inf = {}
+        self._stepped = set()
 
     def get_scale(self) -> float:
         "The scale; 1 if disabled. Reading it waits for the device."
@@ -284,17 +295,24 @@ class LossScaler:
         "What a checkpoint must hold, numbers only; the names are torch's. Call it after `update`."
         if not self.enabled:
             return {}
-        return {"scale": self.get_scale(), "growth_factor": self.growth_factor, "backoff_factor": self.backoff_factor,
-                "growth_interval": self.growth_interval, "_growth_tracker": self._good_steps.item()}  # fmt: skip
+        return {
+            "scale": self.get_scale(),
+            "growth_factor": self.growth_factor,
+            "backoff_factor": self.backoff_factor,
+            "growth_interval": self.growth_interval,
+            "_growth_tracker": self._good_steps.item(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
-        "Take over a state from here or from torch's `GradScaler`. UserError if it is empty, i.e. of a run without scaler."
+        """Take over a state from here or from torch's `GradScaler`.
+
+        UserError if it is empty, i.e. of a run without scaler.
+        """
         if not self.enabled:
             return
         if not state:
-            raise UserError(
-                "resume: the checkpoint has no loss scaler's state, as its run computed in another dtype: resume with that dtype"
-            )
+            trouble = "the checkpoint has no loss scaler's state, as its run computed in another dtype"
+            raise UserError(f"resume: {trouble}: resume with that dtype")
         self._scale = torch.full_like(self._scale, state["scale"])
         self._good_steps = torch.full_like(self._good_steps, state["_growth_tracker"])
         for name in ("growth_factor", "backoff_factor", "growth_interval"):

@@ -19,9 +19,10 @@ def make_schedule(
     final: float = 0.1,  # the multiplier of the last step
     cooldown: float = 0.2,  # trapezoid: the part of the run that leads down, linearly
 ) -> Callable[[int], float]:
-    """A function step -> multiplier in [0, 1] of the learning rate, above 0 at step 0. UserError for settings that contradict each other.
+    """A function step -> multiplier in [0, 1] of the learning rate, above 0 at step 0.
 
-    Cosine: Loshchilov and Hutter 2016; trapezoid: Hu et al. 2024 (MiniCPM). Any unit will do for the steps, tokens too.
+    Cosine: Loshchilov and Hutter 2016; trapezoid: Hu et al. 2024 (MiniCPM). Any unit will do for the steps,
+    tokens too. UserError for settings that contradict each other.
     """
     problems = schedule_problems(kind, max_steps, warmup_steps, final, cooldown)
     if problems:
@@ -57,7 +58,8 @@ def schedule_problems(kind, max_steps, warmup_steps, final, cooldown) -> list[st
         problems.append(f"max_steps = {max_steps}: a run needs at least one step")
     elif not 0 <= warmup_steps < max_steps:
         problems.append(
-            f"warmup_steps = {warmup_steps} must be at least 0 and below max_steps = {max_steps}: choose a tenth of the run or less"
+            f"warmup_steps = {warmup_steps} must be at least 0 and below max_steps = {max_steps}: "
+            "choose a tenth of the run or less"
         )
     if not 0 <= final <= 1:
         problems.append(f"final_lr = {final} must be between 0 and 1: it is a fraction of the learning rate")
@@ -70,17 +72,23 @@ def batch_ramp(
     full: int,  # tokens of the full batch: its rows times block_size
     start: int,  # tokens of the first batch
     ramp_tokens: int,  # tokens seen when the batch becomes full; GPT-3: 4 to 12 billion
-    multiple: int = 1,  # every batch is a multiple of this: rows of a micro-batch times ranks times block_size
+    # every batch is a multiple of this: rows of a micro-batch times ranks times block_size
+    multiple: int = 1,
 ) -> Callable[[int], int]:
-    "A function tokens seen -> tokens of the next batch, from `start` linearly to `full` (Brown et al. 2020, appendix B). UserError for sizes that do not fit."
+    """A function tokens seen -> tokens of the next batch, from `start` linearly to `full`.
+
+    Brown et al. 2020, appendix B. UserError for sizes that do not fit.
+    """
     problems = []
     if not (0 < start <= full and ramp_tokens >= 0 and multiple > 0):
         problems.append(
-            f"batch ramp from {start} to {full} over {ramp_tokens} tokens: give 0 < start <= full and a ramp of 0 tokens or more"
+            f"batch ramp from {start} to {full} over {ramp_tokens} tokens: "
+            "give 0 < start <= full and a ramp of 0 tokens or more"
         )
     elif start % multiple or full % multiple:
         problems.append(
-            f"batch ramp from {start} to {full}: both must be multiples of {multiple} tokens (a micro-batch on every rank)"
+            f"batch ramp from {start} to {full}: both must be multiples of {multiple} tokens "
+            "(a micro-batch on every rank)"
         )
     if problems:
         raise UserError("; ".join(problems))
@@ -88,22 +96,23 @@ def batch_ramp(
     def batch(seen: int) -> int:
         if seen >= ramp_tokens:
             return full
-        return (
-            start + (full - start) * seen // (ramp_tokens * multiple) * multiple
-        )  # whole numbers: exact, however large
+        # whole numbers: exact, however large
+        return start + (full - start) * seen // (ramp_tokens * multiple) * multiple
 
     return batch
 
 
 def count_steps(
     budget: int,  # tokens to train on
-    batch: int
-    | Callable[[int], int],  # tokens of a batch, or a function of the tokens seen, as `batch_ramp` makes them
+    # tokens of a batch, or a function of the tokens seen, as `batch_ramp` makes them
+    batch: int | Callable[[int], int],
 ) -> int:
     "Steps of whole batches that fit into the budget."
     if isinstance(batch, int):
         return budget // batch
-    steps = seen = 0
-    while (seen := seen + batch(seen)) <= budget:
+    steps = 0
+    seen = batch(0)
+    while seen <= budget:
         steps += 1
+        seen += batch(seen)
     return steps

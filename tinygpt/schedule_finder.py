@@ -37,7 +37,8 @@ class LRSearch:
 
 def find_lr(
     model: nn.Module,  # model(x, y) -> (logits, loss), as a GPT does; a copy of it is trained
-    optimizer: torch.optim.Optimizer,  # any, over the model's parameters; a copy steps. Its groups keep the ratios of their rates
+    # any, over the model's parameters; a copy steps. Its groups keep the ratios of their rates
+    optimizer: torch.optim.Optimizer,
     batches: Iterable,  # of (x, y); up to `steps` are taken, so give it a loader of its own
     lowest: float = 1e-5,  # first rate of the first group
     highest: float = 10.0,  # last rate; the search usually ends before it
@@ -47,22 +48,20 @@ def find_lr(
     clip: float = 1.0,  # largest global norm of the gradients, as in the run to come; 0: no clipping
     autocast: Callable = contextlib.nullcontext,  # called for a context around the forward pass
 ) -> LRSearch:
-    """Train a copy with a rate that grows from `lowest` to `highest` by the same factor at each step (after Smith 2017, arXiv 1506.01186).
+    """Train a copy with a rate that grows from `lowest` to `highest` by the same factor at each step.
 
-    Model, optimizer and random generators (CPU, and CUDA where the model is) are as before afterwards. It takes the memory of a second
-    model and optimizer. UserError for settings that cannot work, too few batches, or a loss that never fell.
+    After Smith 2017, arXiv 1506.01186. Model, optimizer and random generators (CPU, and CUDA where the model
+    is) are as before afterwards. It takes the memory of a second model and optimizer. UserError for settings
+    that cannot work, too few batches, or a loss that never fell.
     """
-    if not (0 < lowest < highest < math.inf and steps >= 10 and 0 <= smooth < 1):
-        raise UserError(
-            f"find_lr: lowest = {lowest}, highest = {highest}, steps = {steps}, smooth = {smooth}: give 0 < lowest < highest, 10 steps or more, smooth below 1"
-        )
     tops = [group["lr"] for group in optimizer.param_groups]
-    if tops[0] <= 0:
-        raise UserError(
-            f"find_lr: the optimizer's first group has lr = {tops[0]}: give each group a rate, for their ratios are kept"
-        )
+    _check(lowest, highest, steps, smooth, tops[0])
     device = next(model.parameters()).device
-    rates, losses, raw, mean, turned = [], [], [], 0.0, False
+    rates = []
+    losses = []
+    raw = []
+    mean = 0.0
+    turned = False
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         model, optimizer = copy.deepcopy((model, optimizer))
         model.train()
@@ -73,25 +72,47 @@ def find_lr(
             optimizer.zero_grad(set_to_none=True)
             with autocast():
                 loss = model(x, y)[1]
-            if turned := not torch.isfinite(loss).item():
+            turned = not torch.isfinite(loss).item()
+            if turned:
                 break
             mean = smooth * mean + (1 - smooth) * loss.item()
             rates.append(rate)
             raw.append(loss.item())
             losses.append(mean / (1 - smooth ** (step + 1)))
-            lost, gained = losses[-1] - min(losses), losses[0] - min(losses)
-            if turned := lost > max(give_back * gained, 0.05 * abs(losses[0])):
+            lost = losses[-1] - min(losses)
+            gained = losses[0] - min(losses)
+            turned = lost > max(give_back * gained, 0.05 * abs(losses[0]))
+            if turned:
                 break
             loss.backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-    if len(rates) < 3 or losses[0] - min(losses) < 1e-6 * abs(
-        losses[0]
-    ):  # a running mean of equal numbers differs in its last bits
+    suggestion = _suggest(rates, losses, lowest)
+    return LRSearch(rates, losses, raw, suggestion, suggestion / tops[0], turned)
+
+
+def _check(lowest, highest, steps, smooth, first_rate):
+    "Raise a UserError for settings that cannot work."
+    if not (0 < lowest < highest < math.inf and steps >= 10 and 0 <= smooth < 1):
         raise UserError(
-            f"find_lr: the loss never fell in {len(rates)} steps: give it more batches, or a lowest below {lowest}"
+            f"find_lr: lowest = {lowest}, highest = {highest}, steps = {steps}, smooth = {smooth}: "
+            "give 0 < lowest < highest, 10 steps or more, smooth below 1"
+        )
+    if first_rate <= 0:
+        raise UserError(
+            f"find_lr: the optimizer's first group has lr = {first_rate}: "
+            "give each group a rate, for their ratios are kept"
+        )
+
+
+def _suggest(rates, losses, lowest):
+    "The rate at which two thirds of the fall were made."
+    # a running mean of equal numbers differs in its last bits
+    if len(rates) < 3 or losses[0] - min(losses) < 1e-6 * abs(losses[0]):
+        raise UserError(
+            f"find_lr: the loss never fell in {len(rates)} steps: "
+            f"give it more batches, or a lowest below {lowest}"
         )
     enough = losses[0] - 2 / 3 * (losses[0] - min(losses))
-    suggestion = next(rate for rate, loss in zip(rates, losses) if loss <= enough)
-    return LRSearch(rates, losses, raw, suggestion, suggestion / tops[0], turned)
+    return next(rate for rate, loss in zip(rates, losses) if loss <= enough)

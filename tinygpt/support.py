@@ -11,14 +11,16 @@ import dataclasses
 import difflib
 import functools
 import gc
+import io
 import os
 import shutil
 import statistics
 import sys
 import tempfile
 import time
+import typing
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,22 +32,24 @@ class UserError(ValueError):
 
 # %% ../nbs/more/00_support.ipynb #atomic
 def _to_disk(path: Path):
-    "Wait until a file, or the list of names in a folder, is on the disk. Windows does the latter by itself."
-    if path.is_file() or os.name == "posix":
-        fd = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    "Wait until a file, or the list of names in a folder, is on the disk."
+    if path.is_dir() and os.name != "posix":
+        return  # Windows looks after its folders by itself
+    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @contextmanager
 def atomic_path(
     path,  # str or Path: where the file or folder shall be once it is complete
 ):
-    """Yield a temporary path beside `path`; rename it to `path` if the block succeeds, remove it if it raises.
+    """Yield a temporary path beside `path`; rename it if the block succeeds, remove it if it raises.
 
-    The block may make a file or a folder there. An existing file is replaced; an existing folder is an error (`FileExistsError`).
+    The block may make a file or a folder there. An existing file is replaced; an existing folder is
+    an error (`FileExistsError`).
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,18 +57,22 @@ def atomic_path(
     try:
         inner = tmp / path.name
         yield inner
-        for item in [*inner.rglob("*"), inner] if inner.is_dir() else [inner]:
-            _to_disk(item)  # the bytes, and the names within the folder, are on the disk before its name is
+
+        # the bytes, and the names within a folder, are on the disk before its own name is
+        for item in inner.rglob("*"):  # nothing, where `inner` is a file
+            _to_disk(item)
+        _to_disk(inner)
+
         if inner.is_dir() and path.exists():
             raise FileExistsError(f"{path} exists")
         os.replace(inner, path)
-        _to_disk(path.parent)  # whoever removes an older version now has this one
+        _to_disk(path.parent)  # if you remove an older version now, you have this one
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 
 # %% ../nbs/more/00_support.ipynb #cache
 def cache_dir() -> Path:
-    "The folder for things that can be made again: `$TINYGPT_CACHE`, or the place where this system keeps its caches."
+    "The folder for what can be made again: `$TINYGPT_CACHE`, or where this system keeps its caches."
     if os.environ.get("TINYGPT_CACHE"):
         return Path(os.environ["TINYGPT_CACHE"]).expanduser()
     from platformdirs import user_cache_dir  # only here, so that importing the package stays quick
@@ -81,7 +89,12 @@ class Timing:
     max: float  # seconds
 
     def __str__(self):
-        unit, scale = next(((u, s) for u, s in (("s", 1), ("ms", 1e3)) if self.median * s >= 1), ("µs", 1e6))
+        if self.median >= 1:
+            unit, scale = "s", 1
+        elif self.median * 1e3 >= 1:
+            unit, scale = "ms", 1e3
+        else:
+            unit, scale = "µs", 1e6
         return f"{self.median * scale:.3g} {unit} ({self.min * scale:.3g} to {self.max * scale:.3g})"
 
 
@@ -114,7 +127,8 @@ def measure_time(
 @contextmanager
 def _quiet_stderr():
     "Torch's profiler writes start and stop lines straight to file descriptor 2: swallow them."
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
         yield
@@ -128,6 +142,7 @@ def peak_bytes(
     fn,  # called without arguments, once; call it before if the first call differs
 ) -> int:
     "The most bytes of tensor memory that `fn()` held at one time, beyond what was there before it."
+    # on a GPU torch's allocator keeps the count
     if torch.cuda.is_available():
         synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -135,6 +150,8 @@ def peak_bytes(
         fn()
         synchronize()
         return torch.cuda.max_memory_allocated() - before
+
+    # on a CPU the profiler lists what was allocated (positive) and released (negative)
     gc.collect()  # garbage of an earlier call, collected in this one, would count as memory given back
     prof = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     with _quiet_stderr():
@@ -145,8 +162,11 @@ def peak_bytes(
         with _quiet_stderr():
             prof.stop()
     events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda e: e.start_ns())
+
+    # the sum so far is what is held; its highest point is the peak
     now = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
+    for event in events:
         now += event.nbytes()
         peak = max(peak, now)
     return peak
@@ -159,17 +179,29 @@ def plot_style():
     "Set matplotlib to this project's look. Call it once at the top of a notebook."
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({
-        "axes.prop_cycle": plt.cycler(color=PALETTE), "figure.figsize": (7.5, 3.6), "figure.dpi": 90, "figure.constrained_layout.use": True,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "axes.axisbelow": True,
-        "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left", "legend.frameon": False, "font.size": 10,
-    })  # fmt: skip
+    look = {
+        "axes.prop_cycle": plt.cycler(color=PALETTE),
+        "figure.figsize": (7.5, 3.6),
+        "figure.dpi": 90,
+        "figure.constrained_layout.use": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.25,
+        "axes.axisbelow": True,
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "legend.frameon": False,
+        "font.size": 10,
+    }
+    plt.rcParams.update(look)
 
 # %% ../nbs/more/00_support.ipynb #exercise
 def check_exercise(
     solution,  # the reader's function
 ):
-    "Decorator: run the check that it decorates on `solution` and print whether it holds; a wrong solution raises the check's AssertionError."
+    "Decorator: run the check below it on `solution` and print whether it holds; if not, AssertionError."
 
     def run(check):
         try:
@@ -178,9 +210,8 @@ def check_exercise(
             if _is_stub(solution):
                 print(f"{solution.__name__}: not solved yet")
                 return
-            raise AssertionError(
-                f"{solution.__name__}: {error or 'the check failed, see the line above'}"
-            ) from error
+            reason = error or "the check failed, see the line above"
+            raise AssertionError(f"{solution.__name__}: {reason}") from error
         print(f"{solution.__name__}: solved")
 
     return run
@@ -191,33 +222,43 @@ def _is_stub(fn) -> bool:
     code = getattr(fn, "__code__", None)
     if code is None:  # a class: still a stub while it defines no method of its own
         return not any(callable(v) for v in vars(fn).values())
-    blank = (lambda: ...).__code__  # may differ from `...` as a statement in constants, not in names or calls
-    return (
-        not code.co_names
-        and set(code.co_consts) <= {None, ..., fn.__doc__}
-        and len(code.co_code) <= len(blank.co_code)
-    )
+
+    # `...` as a statement may differ from `lambda: ...` in its constants, not in names or calls
+    blank = (lambda: ...).__code__
+    names_nothing = not code.co_names
+    only_blank_constants = set(code.co_consts) <= {None, ..., fn.__doc__}
+    return names_nothing and only_blank_constants and len(code.co_code) <= len(blank.co_code)
 
 # %% ../nbs/more/00_support.ipynb #command
+def _speaks() -> bool:
+    "Whether this process may print: under torchrun only that of rank 0."
+    return os.environ.get("RANK", "0") == "0"
+
+
 def command(
     main: Callable,  # main(argv) -> exit status, or None for 0; may raise UserError
 ) -> Callable:
-    "Let `main` end as all commands do: 2 and one sentence after a UserError, 130 after Ctrl-C. argv = None takes the process's own."
+    """Decorator: let `main` end as all commands do.
+
+    2 and one sentence on stderr after a UserError, 130 after Ctrl-C. argv = None takes the process's own.
+    """
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
-        speaks = (
-            os.environ.get("RANK", "0") == "0"
-        )  # under torchrun a mistake is met by all processes, and told by one
+        argv = sys.argv[1:] if argv is None else list(argv)
         try:
-            return main(sys.argv[1:] if argv is None else list(argv)) or 0
+            return main(argv) or 0
         except UserError as error:
-            status, line = 2, f"error: {error}"
+            status = 2
+            line = f"error: {error}"
         except KeyboardInterrupt:
-            status, line = 130, "interrupted"
-        if speaks:
+            status = 130
+            line = "interrupted"
+
+        if _speaks():
             print(line, file=sys.stderr, flush=True)
         if "RANK" in os.environ:
+            sys.stdout.flush()
             os._exit(status)  # gloo's threads would abort an orderly exit
         return status
 
@@ -225,26 +266,43 @@ def command(
 
 # %% ../nbs/more/00_support.ipynb #parse-options
 def parse_options(
-    options,  # a dataclass; each field becomes a flag, the string under it its help
+    options,  # a dataclass, each field a flag and the string under it its help; or a union, each a subcommand
     argv: list[str],  # without the program's name
-    prog: str,  # "python -m tinygpt.data prepare"
+    prog: str,  # "python -m tinygpt.data"
     **settings,  # of tyro.cli: default, description, config
 ):
-    "An instance of `options`. UserError for an unknown flag; exits with 2 on a value of the wrong type, with 0 after --help."
+    """An instance of `options`, filled from `argv`.
+
+    UserError for an unknown flag; exits with 2 on a value of the wrong type, with 0 after --help.
+    """
     import tyro  # only here: importing the package should not wait for it
 
-    parsed, unknown = tyro.cli(options, args=argv, prog=prog, return_unknown_args=True, **settings)
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        near = difflib.get_close_matches(flag.strip("-").replace("-", "_"), _field_names(options), n=1)
-        hint = f"did you mean --{near[0].replace('_', '-')}?" if near else "see --help for all of them"
-        raise UserError(f"{flag} is not a setting: {hint}")
-    return parsed
+    with nullcontext() if _speaks() else redirect_stderr(io.StringIO()):
+        parsed, unknown = tyro.cli(options, args=argv, prog=prog, return_unknown_args=True, **settings)
+    if not unknown:
+        return parsed
+
+    flag = unknown[0].split("=")[0]
+    known = _flags(options)
+    if tyro.conf.OmitArgPrefixes in settings.get("config", ()):
+        known = [name.split(".")[-1] for name in known]
+    near = difflib.get_close_matches(flag.strip("-").replace("_", "-"), known, n=1)
+    hint = f"did you mean --{near[0]}?" if near else "see --help for all of them"
+    raise UserError(f"{flag} is not a setting: {hint}")
 
 
-def _field_names(options) -> list[str]:
-    "Names of the fields of a dataclass, those of its groups included."
+def _flags(options, prefix: str = "") -> list[str]:
+    "Names of the flags that tyro makes of a dataclass or a union of them: n-embd, in a group model.n-embd."
+    import tyro
+
+    # Annotated[Options, ...] and A | B: look at what they are made of; a plain type has no parts
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        return [name for part in typing.get_args(options) for name in _flags(part, prefix)]
+
     names = []
-    for field in dataclasses.fields(options):
-        names += _field_names(field.type) if dataclasses.is_dataclass(field.type) else [field.name]
+    for field, kind in typing.get_type_hints(options, include_extras=True).items():
+        if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
+            continue
+        name = prefix + field.replace("_", "-")
+        names += _flags(kind, name + ".") or [name]
     return names

@@ -7,13 +7,12 @@ __all__ = ['TORCH_KEYS', 'DistAdamW', 'DistMuon', 'ZeroOptimizer', 'make_zero']
 
 # %% ../nbs/15_zero.ipynb #imports
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import nn
 
-from .adamw import AdamW, adamw_update, param_groups
-from .muon import Muon, matrix_owners, muon_groups, muon_update, newton_schulz_dtype
+from .adamw import AdamW, adamw_update
+from .muon import Muon, by_kind, matrix_owners, muon_update
 from .support import UserError
 from .zero_wire import Bucket, ShardedOptimizer, Wire, wait_all
 
@@ -27,17 +26,19 @@ class _Flat(Bucket):
         super().__init__(params, group, wire, label)
         count = sum(p.numel() for p in params)
         size = max(1, -(-count // wire.world_size))  # of a part; the last ones are padded
-        self.weights, self.at, at = params[0].detach().new_zeros(size * wire.world_size), {}, 0
+        self.weights = params[0].detach().new_zeros(size * wire.world_size)
+        self.at = {}  # where each parameter begins
+        at = 0
         for p in params:
             self.at[p] = at
             self.weights[at : at + p.numel()] = p.detach().flatten()
-            p.data = self.weights[at : at + p.numel()].view(
-                p.shape
-            )  # the weights live in the bucket now: nothing to copy after a gather
+            # the weights live in the bucket now: nothing to copy after a gather
+            p.data = self.weights[at : at + p.numel()].view(p.shape)
             at += p.numel()
         wait_all(wire.broadcast(self.weights, 0, label))
         self.low, self.high = min(wire.rank * size, count), min((wire.rank + 1) * size, count)
-        self.exp_avg, self.exp_avg_sq = (self.weights.new_zeros(self.high - self.low) for _ in range(2))
+        self.exp_avg = self.weights.new_zeros(self.high - self.low)
+        self.exp_avg_sq = self.weights.new_zeros(self.high - self.low)
         self.steps = dict.fromkeys(params, 0)  # updates so far: the same on all ranks
 
     def collect(self, p):
@@ -47,7 +48,8 @@ class _Flat(Bucket):
         p.grad = None
 
     def launch(self):
-        self.full = torch.zeros_like(self.weights) if self.full is None else self.full
+        if self.full is None:
+            self.full = torch.zeros_like(self.weights)
         self.works, self.take = self.wire.reduce_scatter(self.full, self.label)
 
     def own(self, total):
@@ -56,7 +58,8 @@ class _Flat(Bucket):
     def segments(self, params) -> Iterator[tuple]:
         "(parameter, where its elements are in this rank's part, where in the flattened parameter)."
         for p in params:
-            low, high = max(self.at[p], self.low), min(self.at[p] + p.numel(), self.high)
+            low = max(self.at[p], self.low)
+            high = min(self.at[p] + p.numel(), self.high)
             if low < high:
                 yield p, slice(low - self.low, high - self.low), slice(low - self.at[p], high - self.at[p])
 
@@ -68,39 +71,43 @@ class _Flat(Bucket):
             pieces = [(self.steps[changed[0]], slice(None))]  # one call: to AdamW an element is an element
         else:
             pieces = [(self.steps[p], part) for p, part, _ in self.segments(changed)]
+        weights = self.weights[self.low : self.high]
+        group = self.group
         for step, part in pieces:
-            tensors = (
-                t[part]
-                for t in (self.weights[self.low : self.high], self.grad, self.exp_avg, self.exp_avg_sq)
-            )
             adamw_update(
-                *tensors,
+                weights[part],
+                self.grad[part],
+                self.exp_avg[part],
+                self.exp_avg_sq[part],
                 step,
-                self.group["lr"],
-                self.group["betas"],
-                self.group["eps"],
-                self.group["weight_decay"],
+                group["lr"],
+                group["betas"],
+                group["eps"],
+                group["weight_decay"],
             )
         return self.wire.all_gather(self.weights, self.label) if changed else []
 
     def gather(self, keep):
-        entries = {
-            p: {"step": torch.tensor(float(n))} for p, n in self.steps.items() if n
-        }  # a tensor, as torch's fused AdamW wants it
-        for name in self.state_names if entries else ():
+        # the steps as tensors, as torch's fused AdamW wants them
+        entries = {p: {"step": torch.tensor(float(n))} for p, n in self.steps.items() if n}
+        if not entries:
+            return {}
+        for name in self.state_names:
             whole = torch.zeros_like(self.weights)
             whole[self.low : self.high] = getattr(self, name)
             wait_all(self.wire.all_gather(whole))
-            whole = whole.cpu() if keep else None
-            for p, entry in entries.items() if keep else ():
-                entry[name] = whole[self.at[p] : self.at[p] + p.numel()].view(p.shape).clone()
+            if keep:
+                whole = whole.cpu()
+                for p, entry in entries.items():
+                    entry[name] = whole[self.at[p] : self.at[p] + p.numel()].view(p.shape).clone()
         return entries if keep else {}
 
     def load(self, state):
         self.steps = {p: int(state[p]["step"]) if p in state else 0 for p in self.params}
+        saved = [p for p in self.params if p in state]
         for name in self.state_names:
             own = getattr(self, name).zero_()
-            for p, part, place in self.segments(p for p in self.params if p in state):
+            for p, part, place in self.segments(saved):
                 own[part] = state[p][name].flatten()[place].to(own)
 
     def state_bytes(self):
@@ -120,35 +127,42 @@ TORCH_KEYS = dict(
 
 
 class DistAdamW(ShardedOptimizer, AdamW):
-    "AdamW, its gradients and state divided over the ranks element by element. Weights are taken from rank 0. Make it once the model is on its device."
+    """AdamW, its gradients and state divided over the ranks element by element.
+
+    Weights are taken from rank 0. Make it once the model is on its device.
+    """
 
     def __init__(
         self,
         params,  # this and the rest: see `AdamW`
         *args,
-        bucket_bytes: int = 25
-        * 2**20,  # gradients travel in buckets of up to this size; a larger tensor has one to itself
+        # gradients travel in buckets of up to this size; a larger tensor has one to itself
+        bucket_bytes: int = 25 * 2**20,
         wire: Wire | None = None,  # to be shared with another optimizer
         **kwargs,
     ):
         super().__init__(params, *args, **kwargs)
-        wire, buckets = wire or Wire(), []
+        wire = wire or Wire()
+        buckets = []
         for group in self.param_groups:
             group.update({key: value for key, value in TORCH_KEYS.items() if key not in group})
-            kinds = {}  # (device, dtype) -> lists, each to fill a bucket; the last parameter first, for its gradient is the first
-            for p in (p for p in reversed(group["params"]) if p.requires_grad):
-                lists = kinds.setdefault((p.device, p.dtype), [[]])
-                if lists[-1] and sum(q.nbytes for q in lists[-1]) + p.nbytes > bucket_bytes:
-                    lists.append([])
-                lists[-1].append(p)
-            buckets += [
-                _Flat(members, group, wire, f"AdamW, {len(members)} tensors")
-                for lists in kinds.values()
-                for members in lists
-            ]
-        self._connect(
-            wire, buckets, sorted(buckets, key=lambda b: -b.weights.numel())
-        )  # first what takes longest to send
+            for members in _lists_of(group["params"], bucket_bytes):
+                buckets.append(_Flat(members, group, wire, f"AdamW, {len(members)} tensors"))
+        rounds = sorted(buckets, key=lambda b: -b.weights.numel())  # first what takes longest to send
+        self._connect(wire, buckets, rounds)
+
+
+def _lists_of(params, bucket_bytes):
+    "Lists of parameters of one device and dtype, each to fill a bucket."
+    lists = {}  # (device, dtype) -> lists
+    for p in reversed(params):  # the last parameter first, for its gradient is the first
+        if not p.requires_grad:
+            continue
+        alike = lists.setdefault((p.device, p.dtype), [[]])
+        if alike[-1] and sum(q.nbytes for q in alike[-1]) + p.nbytes > bucket_bytes:
+            alike.append([])
+        alike[-1].append(p)
+    return [members for alike in lists.values() for members in alike]
 
 # %% ../nbs/15_zero.ipynb #matrix
 class _Matrix(Bucket):
@@ -158,19 +172,22 @@ class _Matrix(Bucket):
 
     def __init__(self, p, group, wire, owner):
         super().__init__([p], group, wire, f"Muon, {p.shape[0]} × {p.shape[1]}")
-        self.p, self.owner, self.mine, self.started = p, owner, owner == wire.rank, False
+        self.p = p
+        self.owner = owner
+        self.mine = owner == wire.rank
+        self.started = False  # no update yet
         p.data = p.data.contiguous()
         wait_all(wire.broadcast(p.detach(), 0, self.label))
         self.buf = torch.zeros_like(p, requires_grad=False) if self.mine else None
 
     def collect(self, p):
-        self.full = p.grad.clone(
-            memory_format=torch.contiguous_format
-        )  # a copy: those of a.T + b.T, say, share memory
+        # a copy: those of a.T + b.T, say, share memory
+        self.full = p.grad.clone(memory_format=torch.contiguous_format)
         p.grad = None
 
     def launch(self):
-        self.full = torch.zeros_like(self.p, requires_grad=False) if self.full is None else self.full
+        if self.full is None:
+            self.full = torch.zeros_like(self.p, requires_grad=False)
         self.works, self.take = self.wire.reduce(self.full, self.owner, self.label)
 
     def own(self, total):
@@ -185,8 +202,12 @@ class _Matrix(Bucket):
 
     def load(self, state):
         self.started = self.p in state
-        if self.mine:
-            self.buf.copy_(state[self.p]["momentum_buffer"]) if self.started else self.buf.zero_()
+        if not self.mine:
+            return
+        if self.started:
+            self.buf.copy_(state[self.p]["momentum_buffer"])
+        else:
+            self.buf.zero_()
 
     def state_bytes(self):
         return self.buf.nbytes if self.mine else 0
@@ -196,25 +217,45 @@ class _Round:
     "Matrices of one shape in one group: each owner updates its own in a stack, then all are sent."
 
     def __init__(self, matrices: list[_Matrix], dtype):
-        self.matrices, self.dtype, self.label = matrices, dtype, matrices[0].label
+        self.matrices = matrices
+        self.dtype = dtype
+        self.label = matrices[0].label
 
     def update(self, touched):
-        changed, stacks, group = [m for m in self.matrices if m.p in touched], {}, self.matrices[0].group
+        changed = [m for m in self.matrices if m.p in touched]
+        group = self.matrices[0].group
+        stacks = {}  # shape of a part -> [(part of a matrix, of its gradient, of its momentum), ...]
         for m in changed:
             m.started = True
             if m.mine:
                 for part in zip(*(t.split(group["split"] or [len(m.p)]) for t in (m.p, m.grad, m.buf))):
                     stacks.setdefault(part[0].shape, []).append(part)
         for stack in stacks.values():
+            matrices, grads, bufs = map(list, zip(*stack))
             muon_update(
-                *map(list, zip(*stack)), group["lr"], group["momentum"], group["nesterov"], group["weight_decay"],
-                group["scale"], group["steps"], group["coefficients"], self.dtype,
-            )  # fmt: skip
-        return [work for m in changed for work in m.wire.broadcast(m.p.detach(), m.owner, m.label)]
+                matrices,
+                grads,
+                bufs,
+                group["lr"],
+                group["momentum"],
+                group["nesterov"],
+                group["weight_decay"],
+                group["scale"],
+                group["steps"],
+                group["coefficients"],
+                self.dtype,
+            )
+        works = []
+        for m in changed:
+            works += m.wire.broadcast(m.p.detach(), m.owner, m.label)
+        return works
 
 
 class DistMuon(ShardedOptimizer, Muon):
-    "Muon, each matrix with its gradient and momentum on one rank, which orthogonalises it. Weights are taken from rank 0."
+    """Muon, each matrix with its gradient and momentum on one rank, which orthogonalises it.
+
+    Weights are taken from rank 0.
+    """
 
     def __init__(
         self,
@@ -224,20 +265,17 @@ class DistMuon(ShardedOptimizer, Muon):
         **kwargs,
     ):
         super().__init__(params, *args, **kwargs)
-        wire, rounds = wire or Wire(), {}
-        found = [
-            (p, i) for i, group in enumerate(self.param_groups) for p in group["params"] if p.requires_grad
-        ]
+        wire = wire or Wire()
+        found = [(p, group) for group in self.param_groups for p in group["params"] if p.requires_grad]
         owners = matrix_owners([p.numel() for p, _ in found], wire.world_size)
-        for (p, i), owner in zip(found, owners):
-            rounds.setdefault((i, p.shape, p.device, p.dtype), []).append(
-                _Matrix(p, self.param_groups[i], wire, owner)
-            )
-        self._connect(
-            wire,
-            [m for ms in rounds.values() for m in reversed(ms)],
-            [_Round(ms, self.dtype) for ms in rounds.values()],
-        )
+        alike = {}  # group, shape, device and dtype -> matrices
+        for (p, group), owner in zip(found, owners):
+            matrix = _Matrix(p, group, wire, owner)
+            alike.setdefault((id(group), p.shape, p.device, p.dtype), []).append(matrix)
+        rounds = [_Round(matrices, self.dtype) for matrices in alike.values()]
+        # the last matrix first, for its gradient is the first
+        buckets = [m for matrices in alike.values() for m in reversed(matrices)]
+        self._connect(wire, buckets, rounds)
 
 # %% ../nbs/15_zero.ipynb #combined
 class ZeroOptimizer(ShardedOptimizer):
@@ -248,75 +286,43 @@ class ZeroOptimizer(ShardedOptimizer):
         *optimizers: ShardedOptimizer,  # new ones that share a `Wire` and no parameter
     ):
         super().__init__([group for o in optimizers for group in o.param_groups], {})
-        if len({id(o.wire) for o in optimizers}) > 1:
-            raise UserError(
-                "ZeroOptimizer: give the optimizers one and the same wire, or their messages would be mixed up"
-            )
+        wires = {id(o.wire) for o in optimizers}
+        if len(wires) > 1:
+            remedy = "give the optimizers one and the same wire, or their messages would be mixed up"
+            raise UserError(f"ZeroOptimizer: {remedy}")
         for o in optimizers:
             o.detach()
         self.optimizers = optimizers
-        rounds = [
-            r for o in sorted(optimizers, key=lambda o: isinstance(o, Muon)) for r in o._rounds
-        ]  # AdamW first: little work, much to send
-        self._connect(optimizers[0].wire, [b for o in optimizers for b in o.buckets], rounds)
+        buckets = [b for o in optimizers for b in o.buckets]
+        # AdamW first: little work, much to send
+        in_order = sorted(optimizers, key=lambda o: isinstance(o, Muon))
+        rounds = [r for o in in_order for r in o._rounds]
+        self._connect(optimizers[0].wire, buckets, rounds)
 
 # %% ../nbs/15_zero.ipynb #make
 def make_zero(
-    model: nn.Module,  # on its device; a GPT where optimizer is muon
-    optimizer: Literal["adamw", "muon"] = "adamw",
-    lr: float | None = None,  # adamw: of all weights, 3e-4; muon: of the matrices in the blocks, 0.02
-    weight_decay: float
-    | None = None,  # adamw: of all but vectors, 0.1; muon: of the matrices in the blocks, 0
-    betas: tuple[float, float] = (0.9, 0.95),
-    eps: float = 1e-8,
+    model: nn.Module,  # on its device
+    groups: list[dict],  # of this model, from `adamw_groups` or `muon_groups`
     bucket_bytes: int = 25 * 2**20,  # of DistAdamW
-    adamw_lr: float = 5e-3,  # this and the rest for muon only, as in `make_muon`
-    adamw_weight_decay: float = 0.1,
-    momentum: float = 0.95,
-    scale: Literal["shape", "rms"] = "shape",
-    split_qkv: bool = True,
     dtype: torch.dtype | None = None,  # of the products of Newton-Schulz; None: see `newton_schulz_dtype`
 ) -> tuple[ShardedOptimizer, str]:
-    "(optimizer, one line that says what runs). All ranks call it, and leave with the weights and buffers of rank 0."
-    if optimizer not in ("adamw", "muon"):
-        raise UserError(f"optimizer = {optimizer} is not known: use adamw or muon")
-    wire, default = Wire(), lambda value, otherwise: otherwise if value is None else value
-    for t in [p.detach() for p in model.parameters() if not p.requires_grad] + list(model.buffers()):
+    """(the optimizer of these groups for all processes, one line that says what runs).
+
+    All ranks call it, and leave with the weights and buffers of rank 0.
+    """
+    muon, adamw = by_kind(groups)
+    wire = Wire()
+    frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
+    for t in frozen + list(model.buffers()):
         wait_all(wire.broadcast(t, 0))
-    if optimizer == "adamw":
-        made = DistAdamW(
-            param_groups(model, default(weight_decay, 0.1)),
-            default(lr, 3e-4),
-            betas,
-            eps,
-            bucket_bytes=bucket_bytes,
-            wire=wire,
-        )
-        line = "DistAdamW"
+    if muon:
+        matrices = DistMuon(muon, dtype=dtype, wire=wire)
+        rest = DistAdamW(adamw, bucket_bytes=bucket_bytes, wire=wire)
+        optimizer = ZeroOptimizer(matrices, rest)
+        muon_line = f"DistMuon ({matrices.products()} Newton-Schulz) for {len(matrices.buckets)} matrices"
+        line = f"{muon_line}, DistAdamW for the rest"
     else:
-        matrices, rest = muon_groups(model, adamw_weight_decay, split_qkv)
-        if not (matrices and rest):
-            raise UserError(
-                "Muon is for a model that trains matrices in its blocks and something beside them: use AdamW where parts are frozen"
-            )
-        muon = DistMuon(
-            matrices,
-            default(lr, 0.02),
-            momentum,
-            weight_decay=default(weight_decay, 0.0),
-            scale=scale,
-            dtype=dtype,
-            wire=wire,
-        )
-        made = ZeroOptimizer(
-            muon, DistAdamW(rest, adamw_lr, betas, eps, bucket_bytes=bucket_bytes, wire=wire)
-        )
-        p = muon.buckets[0].p
-        dtype = str(dtype or newton_schulz_dtype(p.device, p.dtype)).removeprefix("torch.")
-        line = f"DistMuon ({dtype} Newton-Schulz) for {len(muon.buckets)} matrices, DistAdamW for the rest"
-    for group in made.param_groups:
-        group["initial_lr"] = group["lr"]
-    return (
-        made,
-        f"{line} (ZeRO-2): rank {wire.rank} of {wire.world_size} keeps {made.state_bytes() / 2**20:.1f} MiB of state",
-    )
+        optimizer = DistAdamW(adamw, bucket_bytes=bucket_bytes, wire=wire)
+        line = "DistAdamW"
+    keeps = f"keeps {optimizer.state_bytes() / 2**20:.1f} MiB of state"
+    return optimizer, f"{line} (ZeRO-2): rank {wire.rank} of {wire.world_size} {keeps}"

@@ -1,12 +1,14 @@
-"""Look after the chapters: `check` that package, notebooks and README agree; `run` the chapters; write the `readme`.
+"""Look after the book: `check` that it agrees, `run` its pages, write `headers` and the `readme`.
 
-python tools/book.py check                 package, notebooks and README.md in sync and clean; changes nothing
-python tools/book.py run [NAME ...]        execute copies of the chapters (all, or those whose file names start so)
-python tools/book.py run --write [NAME ...]   execute the chapters themselves, store their outputs, clean them
-python tools/book.py readme                write README.md from nbs/index.ipynb
+python tools/book.py check                    package, notebooks, headers, README.md, style; changes nothing
+python tools/book.py run [NAME ...]           execute copies of the pages (all, or those that start so)
+python tools/book.py run --write [NAME ...]   execute the pages themselves, store outputs, clean them
+python tools/book.py headers                  write the line under each title: label, minutes, needs
+python tools/book.py readme                   write README.md from nbs/index.ipynb
 """
 
 import argparse
+import ast
 import filecmp
 import os
 import re
@@ -19,9 +21,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
+from pages import (
+    ROOT,
+    header_problems,
+    index_problems,
+    page_facts,
+    reading_order,
+    with_seconds,
+    write_headers,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+LONGEST_FUNCTION = 60
 IMAGES = "nbs/images"  # where README.md finds its pictures
 
 
@@ -60,12 +71,14 @@ def differences(ours, fresh, patterns):
 
 
 def check() -> int:
-    "Export and clean in a copy, and compare. Catches changed, new and orphaned modules, and notebooks that are not clean."
+    """Export and clean in a copy, and compare; look at style, headers and stored outputs.
+
+    Catches changed, new and orphaned modules, notebooks that are not clean, pages the index lacks.
+    """
     with tempfile.TemporaryDirectory() as folder:
         fresh = Path(folder) / ROOT.name
-        keep = ("settings.ini", "pyproject.toml", "setup.py", "README.md")
         fresh.mkdir()
-        for name in keep:
+        for name in ("settings.ini", "pyproject.toml", "setup.py", "README.md"):
             if (ROOT / name).exists():
                 shutil.copy(ROOT / name, fresh)
         shutil.copytree(ROOT / "nbs", fresh / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
@@ -74,25 +87,58 @@ def check() -> int:
         command("nbdev_export", cwd=fresh)
         command("nbdev_clean", cwd=fresh)
         write_readme(fresh)
-        problems = list(differences(ROOT, fresh, ["tinygpt/*.py", "nbs/*.ipynb", "README.md", f"{IMAGES}/*"]))
+        patterns = ["tinygpt/**/*.py", "nbs/**/*.ipynb", "README.md", f"{IMAGES}/*"]
+        problems = list(differences(ROOT, fresh, patterns))
     problems += [problem for path in chapters() for problem in output_problems(path)]
+    problems += list(index_problems())
+    facts = page_facts()
+    problems += [problem for path in facts for problem in header_problems(path, facts)]
+    problems += style_problems()
     for problem in problems:
         print(problem)
     print(f"package and notebooks: {'in sync and clean' if not problems else f'{len(problems)} problems'}")
     return bool(problems)
 
 
+def style_problems() -> list[str]:
+    "What ruff finds in notebooks, tests, tools and benchmarks, and functions that do not fit on a screen."
+    folders = [name for name in ("nbs", "tests", "tools", "benchmarks") if (ROOT / name).exists()]
+    ruff = [sys.executable, "-m", "ruff"]
+    lint = subprocess.run(
+        [*ruff, "check", "--output-format=concise", *folders], cwd=ROOT, capture_output=True, text=True
+    )
+    layout = subprocess.run([*ruff, "format", "--check", *folders], cwd=ROOT, capture_output=True, text=True)
+    screen = [*sorted((ROOT / "tinygpt").rglob("*.py")), *sorted((ROOT / "tools").glob("*.py"))]
+    problems = [line for line in lint.stdout.splitlines() if re.match(r"\S+:\d+", line)]
+    problems += [
+        f"{line} (run `make format`)" for line in layout.stdout.splitlines() if line.startswith("Would")
+    ]
+    for path in screen:
+        found = long_functions(path.read_text(encoding="utf-8"))
+        problems += [f"{path.relative_to(ROOT)}: {problem}" for problem in found]
+    return problems
+
+
+def long_functions(source: str) -> list[str]:
+    "Functions of more than 60 lines."
+    functions = (
+        n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+    )
+    sizes = {f.name: f.end_lineno - f.lineno + 1 for f in functions}
+    return [f"{name} has {size} lines: split it" for name, size in sizes.items() if size > LONGEST_FUNCTION]
+
+
 def chapters(names=()):
-    "The notebooks in order, or those whose file names start with one of `names`."
-    files = sorted(p for p in (ROOT / "nbs").glob("*.ipynb") if not p.name.startswith("_"))
+    "The index and the pages in reading order, or those whose file names start with one of `names`."
+    files = [ROOT / "nbs/index.ipynb", *(path for path in reading_order() if path.exists())]
     chosen = [p for p in files if not names or any(p.name.startswith(n) for n in names)]
     if not chosen:
-        sys.exit(f"no chapter is called {' or '.join(names)}; there are {', '.join(p.stem for p in files)}")
+        sys.exit(f"no page is called {' or '.join(names)}; there are {', '.join(p.stem for p in files)}")
     return chosen
 
 
 def output_problems(path):
-    "Stored outputs that no reader should meet: none at all where a picture belongs, errors, warnings, paths of the machine that made them."
+    "Stored outputs that no reader should meet: a missing picture, errors, warnings, paths of a machine."
     private = [str(p) for p in (ROOT, Path.home(), Path(tempfile.gettempdir())) if len(str(p)) > 1]
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type != "code":
@@ -146,10 +192,14 @@ def execute(path, write: bool) -> tuple[list[str], str]:
         ).execute()
     except CellExecutionError as error:
         return [str(error)], f"{path.name:28s} FAILED"
-    if write:
-        nbformat.write(nb, path)
-        command("nbdev_clean", "--fname", path, cwd=ROOT)
-    return [] if write else list(exercise_problems(nb)), f"{path.name:28s} {time.time() - start:6.1f} s"
+    seconds = time.time() - start
+    line = f"{path.name:28s} {seconds:6.1f} s"
+    if not write:
+        return list(exercise_problems(nb)), line
+    nb.cells[0].source = with_seconds(nb.cells[0].source, seconds)
+    nbformat.write(nb, path)
+    command("nbdev_clean", "--fname", path, cwd=ROOT)
+    return [], line
 
 
 def run(names, write: bool, jobs: int) -> int:
@@ -161,15 +211,12 @@ def run(names, write: bool, jobs: int) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each kernel
     failed, start = [], time.time()
     with ThreadPoolExecutor(1 if write else jobs) as pool:
-        for path, (problems, line) in zip(
-            chapters(names), pool.map(lambda path: execute(path, write), chapters(names))
-        ):
+        outcomes = pool.map(lambda path: execute(path, write), chapters(names))
+        for path, (problems, line) in zip(chapters(names), outcomes):
             print(line, *problems, sep="\n    ", flush=True)
             failed += [path.name] if problems else []
-    print(
-        f"{len(chapters(names))} chapters in {time.time() - start:.0f} s"
-        + (f"; failed: {', '.join(failed)}" if failed else ", all well")
-    )
+    end = f"; failed: {', '.join(failed)}" if failed else ", all well"
+    print(f"{len(chapters(names))} pages in {time.time() - start:.0f} s{end}")
     return bool(failed)
 
 
@@ -217,6 +264,7 @@ def main() -> int:
     )
     sub = parser.add_subparsers(dest="what", required=True)
     sub.add_parser("check")
+    sub.add_parser("headers")
     sub.add_parser("readme")
     runner = sub.add_parser("run")
     runner.add_argument("names", nargs="*")
@@ -227,7 +275,10 @@ def main() -> int:
         return check()
     if args.what == "run":
         return run(args.names, args.write, args.jobs)
-    write_readme(ROOT)
+    if args.what == "headers":
+        write_headers()
+    else:
+        write_readme(ROOT)
     return 0
 
 

@@ -34,20 +34,17 @@ class Documents:
         source: str = "",  # where the files are from
         texts: list[str] | None = None,  # documents in memory, in place of files
     ):
-        plain = [f for f in files if f[0].endswith(".txt")]  # a document each, read together
-        groups = [plain[i : i + chunk_rows] for i in range(0, len(plain), chunk_rows)]
-        self.files = (
-            [[f] for f in files if not f[0].endswith(".txt")]
-            + groups
-            + ([[("memory", 0)]] if texts is not None else [])
-        )
-        self.text_key, self.chunk_rows, self.fs, self.source, self.texts = (
-            text_key,
-            chunk_rows,
-            fs,
-            source,
-            texts,
-        )
+        self.text_key = text_key
+        self.chunk_rows = chunk_rows
+        self.fs = fs
+        self.source = source
+        self.texts = texts
+        # groups of files that are read as one; a .txt is one document, so many of them are put together
+        self.files = [[f] for f in files if not f[0].endswith(".txt")]
+        plain = [f for f in files if f[0].endswith(".txt")]
+        self.files += [plain[i : i + chunk_rows] for i in range(0, len(plain), chunk_rows)]
+        if texts is not None:
+            self.files.append([("memory", 0)])
 
     def __len__(self):
         return len(self.files)
@@ -65,12 +62,15 @@ class Documents:
         self,
         file: int,  # which one
         skip: int = 0,  # begin with this chunk
-        order: Callable[
-            [int], Iterable[int]
-        ] = range,  # how many row groups a parquet file has -> in which order to read them
+        # how many row groups a parquet file has -> in which order to read them
+        order: Callable[[int], Iterable[int]] = range,
     ) -> Iterator[Chunk]:
-        "The chunks of a file. UserError that names the file and the row for what cannot be read; a remote file gets four more tries."
-        name, tries = self.files[file][0][0], 0
+        """The chunks of a file; a remote one gets four more tries.
+
+        UserError that names the file and the row for what cannot be read.
+        """
+        name = self.files[file][0][0]
+        tries = 0
         while True:
             try:
                 for chunk in self._read(self.files[file], name, skip, order):
@@ -96,41 +96,38 @@ class Documents:
                 yield number, chunk
 
     def text_bytes(self) -> int:
-        "About how many bytes of text there are: for parquet from its footers, for compressed files by a usual ratio."
+        "About how many bytes of text there are: from parquet footers; of compressed files by a usual ratio."
         total = sum(len(t.encode()) for t in self.texts or ())
-        for name, size in (f for group in self.files for f in group):
-            if name.endswith(".parquet"):
-                try:
-                    with self.open(name) as file:
-                        total += parquet_text_bytes(file, name, self.text_key)
-                except UserError:
-                    raise
-                except Exception as error:
-                    raise self._broken(name, error) from None
-            else:
-                total += size * (4 if name.endswith((".gz", ".zst")) else 1)
+        for group in self.files:
+            for name, size in group:
+                if name.endswith(".parquet"):
+                    total += self._parquet_bytes(name)
+                elif name.endswith((".gz", ".zst")):
+                    total += size * 4
+                else:
+                    total += size
         return total
 
+    def _parquet_bytes(self, name: str) -> int:
+        try:
+            with self.open(name) as file:
+                return parquet_text_bytes(file, name, self.text_key)
+        except UserError:
+            raise
+        except Exception as error:
+            raise self._broken(name, error) from None
+
     def _broken(self, name: str, error: Exception, skip: int = 0) -> UserError:
-        row = (
-            f" after row {skip * self.chunk_rows}" if skip and not name.endswith(".parquet") else ""
-        )  # of parquet the error names the row group
+        row = ""
+        if skip and not name.endswith(".parquet"):  # of parquet the error names the row group
+            row = f" after row {skip * self.chunk_rows}"
         return UserError(
             f"data: {name} cannot be read{row} ({error}): it is cut short or damaged, fetch it again"
         )
 
-    def _read(self, group, name: str, skip: int, order) -> Iterator[Chunk]:
+    def _read(self, group: list[tuple[str, int]], name: str, skip: int, order) -> Iterator[Chunk]:
         if self.texts is not None:
-            for i in range(skip, -(-len(self.texts) // self.chunk_rows)):
-                rows, notes = (
-                    enumerate(
-                        self.texts[i * self.chunk_rows : (i + 1) * self.chunk_rows], i * self.chunk_rows
-                    ),
-                    [],
-                )
-                yield Chunk(
-                    i, [t for n, value in rows if (t := as_text(value, f"document {n}", notes))], notes
-                )
+            yield from self._read_memory(skip)
         elif name.endswith(".txt"):
             if skip == 0:
                 texts, notes = [], []
@@ -145,6 +142,13 @@ class Documents:
                 else:
                     yield from read_jsonl(file, name, self.text_key, self.chunk_rows, skip)
 
+    def _read_memory(self, skip: int) -> Iterator[Chunk]:
+        for start in range(skip * self.chunk_rows, len(self.texts), self.chunk_rows):
+            notes = []
+            values = self.texts[start : start + self.chunk_rows]
+            texts = [as_text(value, f"document {n}", notes) for n, value in enumerate(values, start)]
+            yield Chunk(start // self.chunk_rows, [t for t in texts if t], notes)
+
 # %% ../../nbs/more/03_data_documents.ipynb #find
 HUB = {
     "fineweb-edu-10bt": "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet",
@@ -153,28 +157,32 @@ HUB = {
 
 
 def find_documents(
-    data: str,  # a file, a folder, a name in `HUB`, or an address such as hf://datasets/NAME/FOLDER or s3://...
+    data: str,  # a file, a folder, a name in `HUB`, or an address: hf://datasets/NAME/FOLDER, s3://...
     text_key: str = "text",
     chunk_rows: int = 256,
 ) -> Documents:
     "The documents at `data`. UserError if there are none, or if they cannot be reached."
     url = HUB.get(data, data)
+    fs = None
     if "://" in url:
         fs, files = _list_remote(url)
     else:
-        fs, path = None, Path(data).expanduser()
-        if not path.exists():
-            raise UserError(f"data: {data} does not exist; known data sets are {', '.join(HUB)}")
-        found = (
-            [path]
-            if path.is_file()
-            else [p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")]
-        )
-        files = [(p.as_posix(), p.stat().st_size) for p in found]
+        files = _list_local(data)
     files = sorted(f for f in files if f[0].endswith(SUFFIXES))
     if not files:
         raise UserError(f"data: {data} holds no file of the kinds {', '.join(SUFFIXES)}")
     return Documents(files, text_key, chunk_rows, fs, source=url)
+
+
+def _list_local(data: str) -> list[tuple[str, int]]:
+    "[(path, bytes)] of a file, or of all files below a folder but those whose name begins with a dot."
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise UserError(f"data: {data} does not exist; known data sets are {', '.join(HUB)}")
+    found = [path]
+    if not path.is_file():
+        found = [p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")]
+    return [(p.as_posix(), p.stat().st_size) for p in found]
 
 # %% ../../nbs/more/03_data_documents.ipynb #remote
 def _list_remote(url: str):
@@ -185,19 +193,18 @@ def _list_remote(url: str):
     options = {"endpoint": os.environ["HF_ENDPOINT"]} if hub and os.environ.get("HF_ENDPOINT") else {}
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
-        paths = (
-            fs.glob(path) if any(c in path for c in "*?[") else fs.find(path) if fs.isdir(path) else [path]
-        )
+        if any(c in path for c in "*?["):
+            paths = fs.glob(path)
+        else:
+            paths = fs.find(path) if fs.isdir(path) else [path]
         return fs, [(p, fs.size(p)) for p in paths]
     except ImportError as error:
         need = "huggingface_hub" if hub else "the package of its protocol"
         raise UserError(f'data: {url} needs {need} ({error}): pip install "tinygpt[data]"') from None
     except Exception as error:  # of whatever client stands behind the protocol
-        hint = (
-            "set HF_ENDPOINT to a mirror, or download its files and give their folder"
-            if hub
-            else "download its files and give their folder"
-        )
+        hint = "download its files and give their folder"
+        if hub:
+            hint = f"set HF_ENDPOINT to a mirror, or {hint}"
         raise UserError(f"data: {url} cannot be reached ({type(error).__name__}: {error}): {hint}") from None
 
 # %% ../../nbs/more/03_data_documents.ipynb #held-out
@@ -205,8 +212,9 @@ def is_held_out(
     text: str,
     fraction: float,  # of documents, 0 to 1
 ) -> bool:
-    "Whether a document belongs to validation: its own hash decides, so that copies of a text are all on one side."
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") < fraction * 2**64
+    "Whether a document belongs to validation: its own hash decides, so copies of a text are all on one side."
+    place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return place < fraction * 2**64
 
 # %% ../../nbs/more/03_data_documents.ipynb #choose-tokenizer
 def choose_tokenizer(
@@ -216,7 +224,10 @@ def choose_tokenizer(
     fraction: float,  # of the documents that is held out
     train_bytes: int = 50_000_000,  # of text that bpe is trained on
 ) -> Tokenizer:
-    "The tokenizer called `spec`; bpe is trained on training documents from the beginning of every file, so that no file decides alone."
+    """The tokenizer called `spec`.
+
+    bpe is trained on training documents from the beginning of every file, so that no file decides alone.
+    """
     if spec == "char":
         raise UserError(
             "tokenizer: char needs to see all of the text at once; for a large corpus take bpe, byte or gpt2"

@@ -15,10 +15,10 @@ import numpy as np
 
 from .documents import Documents
 from .stream import StreamLoader, open_stream
-from .tokens import TokenData, _open_split, build_tokenizer, prepare
+from .tokens import TokenData, build_tokenizer, open_split, prepare
 from .windows import RandomLoader, ShardLoader
 from ..support import UserError
-from ..tokenizer import CharTokenizer
+from ..tokenizer import CharTokenizer, Tokenizer
 
 # %% ../../nbs/more/03_data_open.ipynb #nanogpt
 class _PlainUnpickler(pickle.Unpickler):
@@ -28,33 +28,42 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds a {module}.{name}")
 
 
+def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:
+    "The tokenizer that made nanoGPT's files: by characters from its meta.pkl, else the one that was named."
+    pickled = folder / "meta.pkl"
+    if not pickled.exists():
+        if tokenizer in ("bpe", "char"):  # these are trained on a text, and there is none
+            raise UserError(
+                f"data: {folder} does not say which tokenizer made its ids: "
+                "give --tokenizer gpt2, or the path of a saved tokenizer"
+            )
+        return build_tokenizer(tokenizer, None)
+    try:  # ids are the places in the sorted alphabet
+        itos = _PlainUnpickler(io.BytesIO(pickled.read_bytes())).load()["itos"]
+        return CharTokenizer("".join(itos[i] for i in range(len(itos))))
+    except Exception as error:  # pickle raises all kinds
+        raise UserError(
+            f"data: {pickled} is not nanoGPT's ({error}): give token files with a meta.json instead"
+        ) from None
+
+
 def open_nanogpt(
     folder: Path,  # with train.bin and val.bin of uint16, and perhaps meta.pkl, but no meta.json
-    tokenizer: str = "gpt2",  # what made the ids, where there is no meta.pkl: "gpt2", "byte", or the path of a saved tokenizer
+    # what made the ids, where there is no meta.pkl: "gpt2", "byte", or the path of a saved tokenizer
+    tokenizer: str = "gpt2",
 ) -> TokenData:
     "Open what nanoGPT's prepare.py wrote. Nothing is copied or changed."
-    if (folder / "meta.pkl").exists():  # by characters; ids are the places in the sorted alphabet
-        try:
-            itos = _PlainUnpickler(io.BytesIO((folder / "meta.pkl").read_bytes())).load()["itos"]
-            made_by = CharTokenizer("".join(itos[i] for i in range(len(itos))))
-        except Exception as error:  # pickle raises all kinds
-            raise UserError(
-                f"data: {folder / 'meta.pkl'} is not nanoGPT's ({error}): give token files with a meta.json instead"
-            ) from None
-    elif tokenizer in ("bpe", "char"):
-        raise UserError(
-            f"data: {folder} does not say which tokenizer made its ids: give --tokenizer gpt2, or the path of a saved tokenizer"
-        )
-    else:
-        made_by = build_tokenizer(tokenizer, None)
-    dtype, arrays, splits = np.dtype("<u2"), {}, {}
+    made_by = _nanogpt_tokenizer(folder, tokenizer)
+    dtype = np.dtype("<u2")
+    arrays, splits = {}, {}
     for split in ("train", "val"):
         path = folder / f"{split}.bin"
         if not path.exists():
             raise UserError(f"data: {path} is missing: nanoGPT's prepare.py writes train.bin and val.bin")
         tokens = path.stat().st_size // dtype.itemsize
-        arrays[split] = _open_split([(path, tokens)], dtype, made_by.n_vocab)
-        sample = arrays[split][:1_000_000]  # bytes of text: exact up to a million tokens, estimated beyond
+        arrays[split] = open_split([(path, tokens)], dtype, made_by.n_vocab)
+        # bytes of text: exact up to a million tokens, estimated beyond
+        sample = arrays[split][:1_000_000]
         size = round(made_by.token_bytes()[sample].sum() * tokens / len(sample))
         splits[split] = dict(documents=None, bytes=size, shards=[dict(file=path.name, tokens=tokens)])
     meta = dict(
@@ -69,44 +78,51 @@ def open_nanogpt(
 
 # %% ../../nbs/more/03_data_open.ipynb #data
 def open_data(
-    source: str,  # a corpus, a text file, a folder of .txt files, a token folder (nanoGPT's too); for "stream" documents, see `open_stream`
+    # a corpus, a text file, a folder of .txt files, a token folder (nanoGPT's too);
+    # for "stream" documents, see `open_stream`
+    source: str,
     tokenizer: str = "bpe",  # see `build_tokenizer`; a token folder brings its own
     vocab_size: int = 4096,  # of bpe
     loader: Literal["random", "shard", "stream"] = "shard",  # that will read it
     progress: bool = False,  # say what is being built
 ) -> TokenData:
-    "Data for a loader: documents for the stream loader, token files for the others. UserError where there is nothing of the kind."
+    """Data for a loader: documents for the stream loader, token files for the others.
+
+    UserError where there is nothing of the kind.
+    """
     place = Path(source).expanduser()
-    if (place / "train.bin").exists() and not (place / "meta.json").exists():
+    if (place / "meta.json").exists():
+        return prepare(source, tokenizer, vocab_size, progress)
+    if (place / "train.bin").exists():
         return open_nanogpt(place, tokenizer)
-    if loader == "stream" and not (place / "meta.json").exists():
+    if loader == "stream":
         return open_stream(source, tokenizer, vocab_size)
     return prepare(source, tokenizer, vocab_size, progress)
 
 # %% ../../nbs/more/03_data_open.ipynb #make-loader
 def make_loader(
     kind: Literal["random", "shard", "stream"],
-    data: TokenData,  # from `prepare`; for "stream" from `open_stream`
+    data: TokenData,  # from `open_data`
     batch_size: int,  # rows of the global batch, over all ranks
     block_size: int,  # tokens of a row
     seed: int = 0,
     rank: int = 0,
     world_size: int = 1,
     device="cpu",
-    packing: Literal["stream", "bos"] = "stream",  # how "stream" fills its rows
+    packing: Literal["concat", "bos"] = "concat",  # how "stream" fills its rows
     num_threads: int = 4,  # of "stream", that tokenize
 ) -> RandomLoader | ShardLoader | StreamLoader:
     "The loader called `kind`: an iterator of (x, y) with state_dict, load_state_dict and close."
-    if isinstance(data.train, Documents) != (kind == "stream"):
-        has, fits = (
-            ("text", "stream") if isinstance(data.train, Documents) else ("token files", "random or shard")
-        )
-        raise UserError(f"loader = {kind} does not fit data that is {has}: choose {fits}")
+    is_text = isinstance(data.train, Documents)
+    if is_text and kind != "stream":
+        raise UserError(f"loader = {kind} does not fit data that is text: choose stream")
+    if kind == "stream" and not is_text:
+        raise UserError("loader = stream does not fit data that is token files: choose random or shard")
     place = dict(seed=seed, rank=rank, world_size=world_size, device=device)
-    if kind in ("random", "shard"):
-        return {"random": RandomLoader, "shard": ShardLoader}[kind](
-            data.train, batch_size, block_size, **place
-        )
+    if kind == "random":
+        return RandomLoader(data.train, batch_size, block_size, **place)
+    if kind == "shard":
+        return ShardLoader(data.train, batch_size, block_size, **place)
     if kind != "stream":
         raise UserError(f"loader = {kind!r} is not known: choose random, shard or stream")
     place |= dict(packing=packing, val_fraction=data.meta["val_fraction"], num_threads=num_threads)

@@ -22,6 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from .chunks import Report
 from .documents import Documents, choose_tokenizer, find_documents, is_held_out
@@ -31,7 +32,8 @@ from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/03_data_prepare.ipynb #tokenize
 @lru_cache(1)
-def _tokenizer_at(path: str) -> Tokenizer:  # once in each worker
+def _tokenizer_at(path: str) -> Tokenizer:
+    "Read once in each worker."
     return Tokenizer.load(path)
 
 
@@ -42,45 +44,58 @@ def tokenize_chunk(
 ) -> dict[str, tuple[np.ndarray, int, int]]:
     "For each split: (tokens, documents, bytes of text). An eot stands before each document."
     tokenizer = _tokenizer_at(tokenizer)
-    dtype, parts, sizes = token_dtype(tokenizer.n_vocab), {"train": [], "val": []}, {"train": 0, "val": 0}
+    dtype = token_dtype(tokenizer.n_vocab)
+    parts = {"train": [], "val": []}
+    sizes = {"train": 0, "val": 0}
     for text in texts:
         split = "val" if is_held_out(text, fraction) else "train"
         parts[split].append(np.array([tokenizer.eot, *tokenizer.encode(text)], dtype=dtype))
         sizes[split] += len(text.encode())
-    return {s: (np.concatenate(p) if p else np.empty(0, dtype), len(p), sizes[s]) for s, p in parts.items()}
+    result = {}
+    for split, some in parts.items():
+        tokens = np.concatenate([np.empty(0, dtype), *some])  # of no documents, no tokens
+        result[split] = (tokens, len(some), sizes[split])
+    return result
 
 # %% ../../nbs/more/03_data_prepare.ipynb #writer
 class ShardWriter:
-    "Appends tokens to the shards of one split: NAME.bin, NAME_000001.bin, ... Can say where it is, and go back there."
+    """Appends tokens to the shards of one split: NAME.bin, NAME_000001.bin, ...
+
+    Can say where it is, and go back there.
+    """
 
     def __init__(self, folder: Path, name: str, dtype: str, shard_tokens: int):
-        self.folder, self.name, self.dtype, self.shard_tokens = folder, name, np.dtype(dtype), shard_tokens
-        self.shards, self.documents, self.bytes = [], 0, 0  # shards that are full: file, tokens, sha256
-        self.tokens, self.file, self.digest = 0, None, None  # of the shard being written
+        self.folder = folder
+        self.name = name
+        self.dtype = np.dtype(dtype)
+        self.shard_tokens = shard_tokens
+        self.shards = []  # those that are full: file, tokens, sha256
+        self.documents = 0
+        self.bytes = 0  # of text
+        # the shard being written
+        self.tokens = 0
+        self.file = None
+        self.digest = None
 
     def path(self, number: int) -> Path:
         return self.folder / (f"{self.name}_{number:06d}.bin" if number else f"{self.name}.bin")
 
     def append(self, tokens: np.ndarray, documents: int, size: int):
-        self.documents, self.bytes, tokens = (
-            self.documents + documents,
-            self.bytes + size,
-            tokens.astype(self.dtype, copy=False),
-        )
+        "Write tokens of so many documents, that were `size` bytes of text."
+        self.documents += documents
+        self.bytes += size
+        tokens = tokens.astype(self.dtype, copy=False)
         while len(tokens):
             if self.file is None:
-                self.file, self.digest, self.tokens = (
-                    open(self.path(len(self.shards)), "wb"),
-                    hashlib.sha256(),
-                    0,
-                )
-            part, tokens = (
-                tokens[: self.shard_tokens - self.tokens],
-                tokens[self.shard_tokens - self.tokens :],
-            )
-            self.file.write(part.tobytes())
-            self.digest.update(part.tobytes())
-            self.tokens += len(part)
+                self.file = open(self.path(len(self.shards)), "wb")
+                self.digest = hashlib.sha256()
+                self.tokens = 0
+            room = self.shard_tokens - self.tokens
+            raw = tokens[:room].tobytes()
+            self.file.write(raw)
+            self.digest.update(raw)
+            self.tokens += len(tokens[:room])
+            tokens = tokens[room:]
             if self.tokens == self.shard_tokens:
                 self.close_shard()
 
@@ -88,11 +103,8 @@ class ShardWriter:
         if self.file is not None:
             self.sync()
             self.file.close()
-            self.shards.append(
-                dict(
-                    file=self.path(len(self.shards)).name, tokens=self.tokens, sha256=self.digest.hexdigest()
-                )
-            )
+            name = self.path(len(self.shards)).name
+            self.shards.append(dict(file=name, tokens=self.tokens, sha256=self.digest.hexdigest()))
             self.file, self.tokens = None, 0
 
     def sync(self):
@@ -105,38 +117,41 @@ class ShardWriter:
 
     def load_state_dict(self, state: dict):
         "Go back to a state: what was written after it is cut off."
-        self.shards, self.tokens, self.documents, self.bytes = (
-            list(state["shards"]),
-            state["tokens"],
-            state["documents"],
-            state["bytes"],
-        )
-        if self.tokens:
-            path, size = self.path(len(self.shards)), self.tokens * self.dtype.itemsize
-            if not path.exists() or path.stat().st_size < size:
-                raise UserError(
-                    f"out: {path} is shorter than its progress.json says: delete {self.folder} to begin again"
-                )
-            self.file = open(path, "r+b")
-            self.file.truncate(size)
-            self.digest = hashlib.sha256()
-            while block := self.file.read(1 << 20):
-                self.digest.update(block)
+        self.shards = list(state["shards"])
+        self.tokens = state["tokens"]
+        self.documents = state["documents"]
+        self.bytes = state["bytes"]
+        if not self.tokens:
+            return
+        path, size = self.path(len(self.shards)), self.tokens * self.dtype.itemsize
+        if not path.exists() or path.stat().st_size < size:
+            raise UserError(
+                f"out: {path} is shorter than its progress.json says: delete {self.folder} to begin again"
+            )
+        self.file = open(path, "r+b")
+        self.file.truncate(size)
+        self.digest = hashlib.sha256()
+        while block := self.file.read(1 << 20):
+            self.digest.update(block)
 
 # %% ../../nbs/more/03_data_prepare.ipynb #pool
 @contextmanager
 def _workers(count: int):
-    "The `submit` of `count` processes (deaf to Ctrl-C: that is for this one, which ends them), or of one thread if `count` is 0."
-    pool = (
-        ProcessPoolExecutor(count, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
-        if count
-        else ThreadPoolExecutor(1)
-    )
+    """The `submit` of `count` processes, or of one thread if `count` is 0.
+
+    The processes are deaf to Ctrl-C: that is for this one, which ends them.
+    """
+    if count:
+        deaf = (signal.SIGINT, signal.SIG_IGN)
+        pool = ProcessPoolExecutor(count, get_context("spawn"), signal.signal, deaf)
+    else:
+        pool = ThreadPoolExecutor(1)
     try:
         yield pool.submit
     except BrokenProcessPool:
         raise UserError(
-            "a worker process was killed, perhaps for want of memory: give the same command again, with fewer --workers"
+            "a worker process was killed, perhaps for want of memory: "
+            "give the same command again, with fewer --workers"
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -148,35 +163,36 @@ def check_space(folder: Path, documents: Documents, tokenizer: Tokenizer) -> int
     sample = sum(len(t.encode()) for t in texts)
     per_byte = sum(1 + len(tokenizer.encode(t)) for t in texts) / max(sample, 1)
     total = documents.text_bytes()
-    need = int(total * per_byte * np.dtype(token_dtype(tokenizer.n_vocab)).itemsize * 1.05)
+    token_bytes = np.dtype(token_dtype(tokenizer.n_vocab)).itemsize
+    need = int(total * per_byte * token_bytes * 1.05)
     free = shutil.disk_usage(folder).free + sum(f.stat().st_size for f in folder.glob("*.bin"))
     if need > free:
         raise UserError(
-            f"out: the tokens need about {need / 1e9:.2f} GB, and the disk of {folder.parent} has {free / 1e9:.2f} GB: choose another place"
+            f"out: the tokens need about {need / 1e9:.2f} GB, "
+            f"and the disk of {folder.parent} has {free / 1e9:.2f} GB: choose another place"
         )
     return total
 
 # %% ../../nbs/more/03_data_prepare.ipynb #lock
 @contextmanager
-def _only_one(path: Path):
-    "UserError if another process holds the lock. Where the system has no such locks nothing is checked."
+def _only_one(folder: Path):
+    "UserError if another process is at work in `folder`."
+    lock = FileLock(f"{folder}.lock")
     try:
-        import fcntl
-    except ImportError:  # Windows
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            f"out: another process is at work in {folder}: wait for it, or choose another name"
+        ) from None
+    try:
         yield
-        return
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"out: another process is at work in {path.parent}: wait for it, or choose another name"
-            ) from None
-        yield
+    finally:
+        lock.release()
+    Path(lock.lock_file).unlink(missing_ok=True)  # the work is done; after an interruption the file stays
 
 # %% ../../nbs/more/03_data_prepare.ipynb #prepare-shards
 def prepare_shards(
-    data: str,  # a file or folder of parquet, jsonl, text; a name in `HUB`; an address such as hf://datasets/...
+    data: str,  # a file or folder of parquet, jsonl, text; a name in `HUB`; an address: hf://datasets/...
     out: Path,  # the folder to make
     tokenizer: str = "gpt2",  # gpt2, bpe (trained on the data), byte, or the path of a saved tokenizer
     vocab_size: int = 4096,  # of bpe
@@ -187,9 +203,9 @@ def prepare_shards(
     progress: bool = False,
     commit_seconds: float = 5.0,  # how much work an interruption may cost
 ) -> Report:
-    """Make a token folder at `out`. Interrupted at any point, the same call goes on where it was; the result is the same to the byte.
+    """Make a token folder at `out`; until it is complete it is OUT.partial, with a progress.json.
 
-    Until it is complete it is OUT.partial, with a progress.json.
+    Interrupted at any point, the same call goes on where it was; the result is the same to the byte.
     """
     out = Path(out).expanduser()
     if (out / "progress.json").exists():  # complete, and interrupted before it could say so
@@ -201,54 +217,75 @@ def prepare_shards(
         raise UserError(f"out: {out} exists: choose another name, or delete it")
     if not 0 < val_fraction < 1 or shard_tokens < 1:
         raise UserError(
-            f"val_fraction = {val_fraction} must be between 0 and 1, and shard_tokens = {shard_tokens} at least 1"
+            f"val_fraction = {val_fraction} must be between 0 and 1, "
+            f"and shard_tokens = {shard_tokens} at least 1"
         )
     documents = find_documents(data, text_key)
+    recipe = dict(
+        documents=documents.fingerprint,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        val_fraction=val_fraction,
+        shard_tokens=shard_tokens,
+    )
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
-    with _only_one(partial / "lock"):
-        recipe = dict(
-            documents=documents.fingerprint,
-            tokenizer=tokenizer,
-            vocab_size=vocab_size,
-            val_fraction=val_fraction,
-            shard_tokens=shard_tokens,
-        )
-        saved = (
-            json.loads((partial / "progress.json").read_text())
-            if (partial / "progress.json").exists()
-            else None
-        )
-        if saved and saved["recipe"] != recipe:
-            differs = ", ".join(k for k in recipe if saved["recipe"].get(k) != recipe[k])
-            raise UserError(
-                f"out: {partial} was begun with another {differs}: give the same command as then, or delete it to begin again"
-            )
+    with _only_one(partial):
+        saved = _saved_progress(partial, recipe)
         if saved is None:  # the tokenizer comes first, so that going on uses the same
             choose_tokenizer(tokenizer, documents, vocab_size, val_fraction).save(partial / "tokenizer.json")
         made = Tokenizer.load(partial / "tokenizer.json")
         total = check_space(partial, documents, made)
+        bar = dict(total=total, disable=not progress)
         try:
-            return _write_shards(
-                documents, partial, out, made, recipe, saved, workers, progress, total, commit_seconds
+            writers, report = _write_shards(
+                documents, partial, made, recipe, saved, workers, bar, commit_seconds
             )
+            _finish(documents, partial, out, made, recipe, writers, report)
         except OSError as error:
             raise UserError(
-                f"out: writing to {partial} failed ({error.strerror}): make room; the same command goes on where it was"
+                f"out: writing to {partial} failed ({error.strerror}): "
+                "make room; the same command goes on where it was"
             ) from None
+    return report
+
+
+def _saved_progress(partial: Path, recipe: dict) -> dict | None:
+    "The record of an interrupted run, or None. UserError if it was another recipe's."
+    path = partial / "progress.json"
+    if not path.exists():
+        return None
+    saved = json.loads(path.read_text())
+    differs = [name for name in recipe if saved["recipe"].get(name) != recipe[name]]
+    if differs:
+        raise UserError(
+            f"out: {partial} was begun with another {', '.join(differs)}: "
+            "give the same command as then, or delete it to begin again"
+        )
+    return saved
 
 # %% ../../nbs/more/03_data_prepare.ipynb #write-shards
 def _write_shards(
-    documents, partial, out, tokenizer, recipe, saved, workers, progress, total, commit_seconds
-) -> Report:
+    documents: Documents,
+    partial: Path,  # the folder so far
+    tokenizer: Tokenizer,
+    recipe: dict,
+    saved: dict | None,  # the record of an interrupted run
+    workers: int | None,
+    bar: dict,  # how to show progress
+    commit_seconds: float,
+) -> tuple[dict[str, ShardWriter], Report]:
+    "Tokenize and write what the record does not have yet: (the writer of each split, what was odd)."
     from tqdm import tqdm
 
-    dtype, report = token_dtype(tokenizer.n_vocab), Report()
+    dtype = token_dtype(tokenizer.n_vocab)
     writers = {
         split: ShardWriter(partial, split, dtype, recipe["shard_tokens"]) for split in ("train", "val")
     }
-    at = saved["at"] if saved else [0, 0]  # the next chunk: file, number in the file
+    report = Report()
+    at = [0, 0]  # the next chunk: file, number in the file
     if saved:
+        at = saved["at"]
         report.load_state_dict(saved["report"])
         for split, writer in writers.items():
             writer.load_state_dict(saved[split])
@@ -261,36 +298,22 @@ def _write_shards(
             tmp.write_text(json.dumps(dict(recipe=recipe, at=at, report=report.state_dict(), **state)))
 
     workers = os.cpu_count() if workers is None else workers
-    bar = tqdm(
-        total=total,
-        initial=sum(w.bytes for w in writers.values()),
-        unit="B",
-        unit_scale=True,
-        desc="tokenizing",
-        disable=not progress,
-    )
+    done = sum(writer.bytes for writer in writers.values())
+    bar = tqdm(initial=done, unit="B", unit_scale=True, desc="tokenizing", **bar)
     with bar, _workers(workers) as submit:
         commit()
-        last, waiting, source = time.monotonic(), deque(), documents.walk(*at)
+        last = time.monotonic()
+        source, waiting = documents.walk(*at), deque()
         while True:
-            while len(waiting) < 2 * workers + 1 and (
-                item := next(source, None)
-            ):  # a few ahead; the order stays that of the files
-                waiting.append(
-                    (
-                        *item,
-                        submit(
-                            tokenize_chunk,
-                            str(partial / "tokenizer.json"),
-                            item[1].texts,
-                            recipe["val_fraction"],
-                        ),
-                    )
-                )
+            # a few chunks are under way; they are written in the order of the files
+            while len(waiting) < 2 * workers + 1 and (item := next(source, None)):
+                file, chunk = item
+                work = (str(partial / "tokenizer.json"), chunk.texts, recipe["val_fraction"])
+                waiting.append((file, chunk, submit(tokenize_chunk, *work)))
             if not waiting:
                 break
-            file, chunk, result = waiting.popleft()
-            for split, (tokens, n, size) in result.result().items():
+            file, chunk, job = waiting.popleft()
+            for split, (tokens, n, size) in job.result().items():
                 writers[split].append(tokens, n, size)
                 bar.update(size)
             report.add(chunk.notes)
@@ -299,45 +322,60 @@ def _write_shards(
                 commit()
                 last = time.monotonic()
         commit()
-    return _finish(documents, partial, out, tokenizer, recipe, writers, report)
+    return writers, report
 
 # %% ../../nbs/more/03_data_prepare.ipynb #finish
-def _finish(documents, partial, out, tokenizer, recipe, writers, report) -> Report:
+def _finish(
+    documents: Documents,
+    partial: Path,
+    out: Path,
+    tokenizer: Tokenizer,
+    recipe: dict,
+    writers: dict[str, ShardWriter],
+    report: Report,
+):
+    "Close the shards, write meta.json, clear away the rest, and give the folder its name."
+    splits = {}
     for split, writer in writers.items():
         writer.close_shard()
         if not writer.documents:
             raise UserError(
-                f"data: no document fell into {split}: give more documents, or another --val-fraction than {recipe['val_fraction']}"
+                f"data: no document fell into {split}: "
+                f"give more documents, or another --val-fraction than {recipe['val_fraction']}"
             )
-    splits = {
-        split: dict(documents=w.documents, bytes=w.bytes, shards=w.shards) for split, w in writers.items()
-    }
+        splits[split] = dict(documents=writer.documents, bytes=writer.bytes, shards=writer.shards)
     meta = dict(
         format=1,
         dtype=token_dtype(tokenizer.n_vocab),
         vocab_size=tokenizer.n_vocab,
         tokenizer=tokenizer.fingerprint,
         source=documents.source,
+        text_key=documents.text_key,
+        recipe=recipe,
+        splits=splits,
+        odd_rows=report.state_dict(),
     )
-    meta |= dict(text_key=documents.text_key, recipe=recipe, splits=splits, odd_rows=report.state_dict())
     with atomic_path(partial / "meta.json") as tmp:
         tmp.write_text(json.dumps(meta, indent=2))
+    recorded = {shard["file"] for writer in writers.values() for shard in writer.shards}
     for extra in partial.glob("*.bin"):  # shards that an interrupted run wrote beyond those it had recorded
-        if extra.name not in {s["file"] for w in writers.values() for s in w.shards}:
+        if extra.name not in recorded:
             extra.unlink()
-    (partial / "lock").unlink(missing_ok=True)
     os.replace(partial, out)
     (out / "progress.json").unlink()
-    return report
 
 # %% ../../nbs/more/03_data_prepare.ipynb #verify
 def verify(folder: Path) -> int:
-    "Read every shard of a token folder and compare its sha256 with meta.json. Returns the tokens read; UserError for the first that differs."
+    """Read every shard of a token folder and compare its sha256 with meta.json.
+
+    Returns the tokens read; UserError for the first shard that differs.
+    """
     data = open_token_data(folder)
     shards = [shard for split in data.meta["splits"].values() for shard in split["shards"]]
     for shard in shards:
-        if "sha256" in shard and sha256_file(data.folder / shard["file"]) != shard["sha256"]:
+        path = data.folder / shard["file"]
+        if "sha256" in shard and sha256_file(path) != shard["sha256"]:
             raise UserError(
-                f"data: {data.folder / shard['file']} is damaged: its sha256 is not the one in meta.json; prepare the folder again"
+                f"data: {path} is damaged: its sha256 is not the one in meta.json; prepare the folder again"
             )
     return sum(shard["tokens"] for shard in shards)

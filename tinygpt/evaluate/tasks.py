@@ -37,15 +37,18 @@ def encode_pair(
     context: str,  # may be empty: the continuation then begins a document
     continuation: str,  # with its leading space, if there is one
 ) -> tuple[list[int], list[int]]:
-    "(ids before, ids to be scored), split as lm-evaluation-harness does: spaces at the end of the context move over, then whole minus context."
+    """(ids before, ids to be scored), split as lm-evaluation-harness does.
+
+    Spaces at the end of the context move over; then the whole's ids, minus the context's.
+    """
     bare = context.rstrip()
-    continuation, context = context[len(bare) :] + continuation, bare
-    if not context:
+    continuation = context[len(bare) :] + continuation
+    if not bare:
         return [tokenizer.eot], tokenizer.encode(continuation)
-    whole, before = tokenizer.encode(context + continuation), tokenizer.encode(context)
-    cut = min(
-        len(before), len(whole) - 1
-    )  # where a merge swallows the border there is still something to score
+    whole = tokenizer.encode(bare + continuation)
+    before = tokenizer.encode(bare)
+    # where a merge swallows the border there is still something to score
+    cut = min(len(before), len(whole) - 1)
     return before, whole[cut:]
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #windows
@@ -54,11 +57,15 @@ def pair_windows(
     after: list[int],  # the ids to be scored
     block_size: int,
 ) -> Iterator[tuple[list[int], int]]:
-    "Windows (block_size + 1 ids or fewer, how many of the last are targets): each id of `after` is a target once, with as much before it as fits."
+    """Windows (block_size + 1 ids or fewer, how many of the last are targets).
+
+    Each id of `after` is a target once, with as much before it as fits.
+    """
     if len(after) <= block_size:
         yield (before + after)[-(block_size + 1) :], len(after)
         return
-    ids, done = before[-1:] + after, 0
+    ids = before[-1:] + after
+    done = 0
     while done < len(after):
         step = min(block_size, len(after) - done)
         done += step
@@ -74,22 +81,19 @@ def continuation_losses(
     world_size: int = 1,  # processes that call this together; all get the same result
 ) -> tuple[np.ndarray, np.ndarray]:
     "(nats of each continuation, (n,) float64; whether greedy decoding would have written it, (n,) bool)."
-    windows = [
-        (i, ids, k) for i, pair in enumerate(pairs) for ids, k in pair_windows(*pair, model.config.block_size)
-    ]
+    windows = []
+    for i, pair in enumerate(pairs):
+        windows += [(i, ids, k) for ids, k in pair_windows(*pair, model.config.block_size)]
     windows.sort(key=lambda w: -len(w[1]))  # the longest first: what does not fit into memory fails at once
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
+    training = model.training
     table = torch.zeros(len(pairs), 2, dtype=torch.float64)  # nats, targets that were not the likeliest
     model.eval()
     try:
         for start in range(0, len(windows), batch_size * world_size):
             mine = windows[start + rank * batch_size :][:batch_size]
-            batch = mine or windows[:1]  # all processes take part in each forward, see `score_rows`
-            x, y = torch.zeros(2, len(batch), max(len(ids) for _, ids, _ in batch) - 1, dtype=torch.int64)
-            y.fill_(-100)
-            for row, (_, ids, k) in enumerate(batch):
-                x[row, : len(ids) - 1] = torch.tensor(ids[:-1])
-                y[row, len(ids) - 1 - k : len(ids) - 1] = torch.tensor(ids[-k:])
+            # all processes take part in each forward, see `score_rows`
+            x, y = _padded(mine or windows[:1])
             logits, losses = model(x.to(device), y.to(device), reduction="none")
             wrong = ((logits.argmax(-1).cpu() != y) & (y != -100)).sum(1)
             for (i, _, _), nats, misses in zip(mine, losses.to("cpu", torch.float64).sum(1), wrong):
@@ -100,6 +104,18 @@ def continuation_losses(
         table = table.to(device)
         dist.all_reduce(table)
     return table[:, 0].cpu().numpy(), (table[:, 1] == 0).cpu().numpy()
+
+
+def _padded(windows: list) -> tuple[torch.Tensor, torch.Tensor]:
+    "(x, y), each (windows, longest) int64; the padding stands behind, and -100 wherever nothing is scored."
+    width = max(len(ids) for _, ids, _ in windows) - 1
+    x = torch.zeros(len(windows), width, dtype=torch.int64)
+    y = torch.full_like(x, -100)
+    for row, (_, ids, k) in enumerate(windows):
+        end = len(ids) - 1
+        x[row, :end] = torch.tensor(ids[:-1])
+        y[row, end - k : end] = torch.tensor(ids[-k:])
+    return x, y
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #items
 @dataclass
@@ -112,12 +128,17 @@ class Item:
 
 
 def hellaswag_item(row: dict) -> Item:
-    "The harness's reading: \"Activity: context\", the second half of the context with a capital, WikiHow's marks taken out."
+    """The harness's reading: "Activity: context", with WikiHow's marks taken out.
+
+    The second half of the context begins with a capital.
+    """
     if "ctx_a" in row and "activity_label" in row:
         context = _clean(f"{row['activity_label']}: {row['ctx_a']} {_field(row, 'ctx_b').capitalize()}")
     else:
         context = _clean(_field(row, "ctx"))  # a file that holds the whole context alone
-    endings = row["endings"] if not isinstance(row["endings"], str) else json.loads(row["endings"])
+    endings = row["endings"]
+    if isinstance(endings, str):
+        endings = json.loads(endings)
     return Item(context, [" " + _clean(ending) for ending in endings], int(row["label"]))
 
 
@@ -134,11 +155,8 @@ def _field(row: dict, name: str) -> str:
 def storycloze_item(row: dict) -> Item:
     "Four sentences, and two for the fifth."
     context = " ".join(_field(row, f"InputSentence{i}") for i in range(1, 5))
-    return Item(
-        context,
-        [" " + _field(row, f"RandomFifthSentenceQuiz{i}") for i in (1, 2)],
-        int(row["AnswerRightEnding"]) - 1,
-    )
+    options = [" " + _field(row, f"RandomFifthSentenceQuiz{i}") for i in (1, 2)]
+    return Item(context, options, int(row["AnswerRightEnding"]) - 1)
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #other-items
 def lambada_item(row: dict) -> Item:
@@ -152,7 +170,10 @@ def lambada_item(row: dict) -> Item:
 def read_rows(
     data: str,  # a .csv, .jsonl (.gz, .zst) or .parquet file; or an address such as hf://datasets/NAME/FILE
 ) -> Iterator[tuple[str, dict]]:
-    '(place, row) of each row, the place as "FILE row 3" for messages. HF_ENDPOINT chooses a mirror of the hub.'
+    """(place, row) of each row, the place as "FILE row 3" for messages.
+
+    HF_ENDPOINT chooses a mirror of the hub.
+    """
     if "://" not in data and data.endswith(".csv"):
         if not Path(data).exists():
             raise UserError(f"data: {data} does not exist: give the path of the task's file")
@@ -160,13 +181,14 @@ def read_rows(
             yield from ((f"{data} row {n}", row) for n, row in enumerate(csv.DictReader(file), 1))
         return
     documents = find_documents(data)
-    for name in (name for group in documents.files for name, _ in group):
-        with documents.open(name) as file:
-            rows = (_parquet_rows if name.endswith(".parquet") else _json_rows)(file, name)
-            yield from ((f"{name} row {n}", row) for n, row in enumerate(rows, 1))
+    for group in documents.files:
+        for name, _ in group:
+            with documents.open(name) as file:
+                rows = _parquet_rows(file) if name.endswith(".parquet") else _json_rows(file, name)
+                yield from ((f"{name} row {n}", row) for n, row in enumerate(rows, 1))
 
 
-def _parquet_rows(file, name: str) -> Iterator[dict]:
+def _parquet_rows(file) -> Iterator[dict]:
     import pyarrow.parquet as pq
 
     for batch in pq.ParquetFile(file).iter_batches(256):
@@ -185,9 +207,8 @@ def _json_rows(file, name: str) -> Iterator[dict]:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise UserError(
-                    f"data: {name} line {number} is not json ({error}): is the file complete?"
-                ) from None
+                told = f"data: {name} line {number} is not json ({error}): is the file complete?"
+                raise UserError(told) from None
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #tasks
 @dataclass
@@ -202,12 +223,32 @@ class Task:
 
 
 TASKS = {
-    "hellaswag": Task(hellaswag_item, 4, "acc_norm", "hf://datasets/Rowan/hellaswag/data/validation-00000-of-00001.parquet",
-                      {"chance": 25.0, "GPT-2 124M (llm.c, the harness)": 31.1, "GPT-3 Small (Brown et al. 2020)": 33.7}),
-    "storycloze": Task(storycloze_item, 2, "acc", "", {"chance": 50.0, "GPT-3 Small (Brown et al. 2020)": 63.3}),
-    "lambada": Task(lambada_item, 1, "acc", "hf://datasets/EleutherAI/lambada_openai/data/lambada_test.jsonl",
-                    {"GPT-3 Small (Brown et al. 2020)": 42.7, "GPT-2 124M (Radford et al. 2019)": 46.0}),
-}  # fmt: skip
+    "hellaswag": Task(
+        hellaswag_item,
+        options=4,
+        metric="acc_norm",
+        hub="hf://datasets/Rowan/hellaswag/data/validation-00000-of-00001.parquet",
+        published={
+            "chance": 25.0,
+            "GPT-2 124M (llm.c, the harness)": 31.1,
+            "GPT-3 Small (Brown et al. 2020)": 33.7,
+        },
+    ),
+    "storycloze": Task(
+        storycloze_item,
+        options=2,
+        metric="acc",
+        hub="",
+        published={"chance": 50.0, "GPT-3 Small (Brown et al. 2020)": 63.3},
+    ),
+    "lambada": Task(
+        lambada_item,
+        options=1,
+        metric="acc",
+        hub="hf://datasets/EleutherAI/lambada_openai/data/lambada_test.jsonl",
+        published={"GPT-3 Small (Brown et al. 2020)": 42.7, "GPT-2 124M (Radford et al. 2019)": 46.0},
+    ),
+}
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #load-items
 def load_items(
@@ -222,42 +263,40 @@ def load_items(
         raise UserError(
             f"data: {task} is given out by its authors on request only: give its file with --data"
         )
-    items = []
     try:
         rows = list(islice(read_rows(data or TASKS[task].hub), limit))
+    except UserError:
+        raise
     except (OSError, EOFError, ImportError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(
-            f"data: {data} cannot be read ({error}): it is damaged or of another kind than its name says; fetch it again"
+            f"data: {data} cannot be read ({error}): it is damaged or of another kind than its name says; "
+            "fetch it again"
         ) from None
-    for place, row in rows:
-        try:
-            item = TASKS[task].item(row)
-        except KeyError as error:
-            columns = ", ".join(map(str, row)) if isinstance(row, dict) else "none"
-            raise UserError(
-                f"data: {place} has no column {error.args[0]} (it has {columns}): is this a file of {task}?"
-            ) from None
-        except (ValueError, TypeError) as error:
-            raise UserError(
-                f"data: {place} cannot be read as {task} ({error}): repair or remove that row"
-            ) from None
-        if (
-            len(item.options) != TASKS[task].options
-            or not 0 <= item.label < len(item.options)
-            or not all(o.strip() for o in item.options)
-        ):
-            found = f"{len(item.options)} options, label {item.label}" + (
-                "" if all(o.strip() for o in item.options) else ", an empty option"
-            )
-            raise UserError(
-                f"data: {place} has {found}, {task} wants {TASKS[task].options} and a label that names one: repair or remove that row"
-            )
-        items.append(item)
-    if not items:
+    if not rows:
         raise UserError(f"data: {data} has no rows: give a file of {task} with at least one question")
-    return items
+    return [_checked_item(task, place, row) for place, row in rows]
+
+
+def _checked_item(task: str, place: str, row: dict) -> Item:
+    "The item of a row; UserError where the row is not one of this task."
+    try:
+        item = TASKS[task].item(row)
+    except KeyError as error:
+        columns = ", ".join(map(str, row)) if isinstance(row, dict) else "none"
+        told = f"data: {place} has no column {error.args[0]} (it has {columns}): is this a file of {task}?"
+        raise UserError(told) from None
+    except (ValueError, TypeError) as error:
+        told = f"data: {place} cannot be read as {task} ({error}): repair or remove that row"
+        raise UserError(told) from None
+    wanted = TASKS[task].options
+    filled = all(option.strip() for option in item.options)
+    if len(item.options) != wanted or not 0 <= item.label < wanted or not filled:
+        found = f"{len(item.options)} options, label {item.label}" + ("" if filled else ", an empty option")
+        raise UserError(
+            f"data: {place} has {found}, {task} wants {wanted} and a label that names one: "
+            "repair or remove that row"
+        )
+    return item
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #wilson
 def wilson_interval(
@@ -267,11 +306,10 @@ def wilson_interval(
 ) -> tuple[float, float]:
     "(low, high) for a share of which `right` of `n` independent draws were seen (Wilson 1927)."
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
-    p, slack = right / n, z * z / n
-    centre, half = (
-        (p + slack / 2) / (1 + slack),
-        math.sqrt(p * (1 - p) * slack + slack * slack / 4) / (1 + slack),
-    )
+    p = right / n
+    slack = z * z / n
+    centre = (p + slack / 2) / (1 + slack)
+    half = math.sqrt(p * (1 - p) * slack + slack * slack / 4) / (1 + slack)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #score
@@ -282,30 +320,35 @@ def score_items(
     batch_size: int = 16,
     world: World | None = None,  # this process's place; None: alone
 ) -> dict:
-    """Accuracies with 95 % Wilson intervals. Several options: acc by summed loss, acc_norm by loss per character, as in lm-evaluation-harness.
+    """Accuracies with 95 % Wilson intervals.
 
-    One option: acc (greedy decoding writes it), sampled (expected share where the tokens are drawn), perplexity of the whole continuation.
+    Several options: acc by summed loss, acc_norm by loss per character, as in lm-evaluation-harness.
+    One option: acc (greedy decoding writes it), sampled (expected share where the tokens are drawn),
+    perplexity of the whole continuation.
     """
-    world, k = world or World(), len(items[0].options)
+    world = world or World()
     pairs = [encode_pair(tokenizer, item.context, option) for item in items for option in item.options]
     nats, greedy = continuation_losses(model, pairs, batch_size, world.rank, world.world_size)
+    k = len(items[0].options)
+    more = {}
     if k == 1:
-        mean, low, high = (
-            ratio_interval(nats, np.ones(len(nats))) if len(nats) > 1 else (nats[0], nats[0], math.inf)
-        )
         right = {"acc": greedy}
-        more = {"sampled": float(np.exp(-nats).mean()), "perplexity": math.exp(min(mean, 700)),
-                "perplexity_95": [math.exp(min(v, 700)) for v in (low, high)]}  # fmt: skip
+        mean, low, high = nats[0], nats[0], math.inf
+        if len(nats) > 1:
+            mean, low, high = ratio_interval(nats, np.ones(len(nats)))
+        more["sampled"] = float(np.exp(-nats).mean())
+        more["perplexity"] = math.exp(min(mean, 700))
+        more["perplexity_95"] = [math.exp(min(value, 700)) for value in (low, high)]
     else:
-        losses, labels = nats.reshape(-1, k), np.array([item.label for item in items])
-        characters = np.array(
-            [[len(option) - 1 for option in item.options] for item in items]
-        )  # without the space
+        losses = nats.reshape(-1, k)
+        labels = np.array([item.label for item in items])
+        # without the space
+        characters = np.array([[len(option) - 1 for option in item.options] for item in items])
         right = {"acc": losses.argmin(1) == labels, "acc_norm": (losses / characters).argmin(1) == labels}
-        more = {}
     result = {"n": len(items), "options": k}
     for name, hits in right.items():
-        result |= {name: float(hits.mean()), f"{name}_95": list(wilson_interval(int(hits.sum()), len(items)))}
+        result[name] = float(hits.mean())
+        result[f"{name}_95"] = list(wilson_interval(int(hits.sum()), len(items)))
     return result | more
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #evaluate-task
@@ -319,27 +362,26 @@ def evaluate_task(
     world: World | None = None,
 ) -> dict:
     "The scores of a task, with what was published beside them."
-    result = score_items(model, tokenizer, load_items(task, data, limit), batch_size, world)
-    return {
-        "task": task,
-        "data": data or TASKS[task].hub,
-        "limit": limit,
-        **result,
-        "published": TASKS[task].published,
-    }
+    scores = score_items(model, tokenizer, load_items(task, data, limit), batch_size, world)
+    asked = {"task": task, "data": data or TASKS[task].hub, "limit": limit}
+    return {**asked, **scores, "published": TASKS[task].published}
 
 
-def task_line(result: dict) -> str:  # from `evaluate_task`
+def task_line(
+    result: dict,  # from `evaluate_task`
+) -> str:
     "A line for people: the number, its interval, the number of questions, the published ones."
-    show = lambda name: "{} {:.1f} % [{:.1f}, {:.1f}]".format(
-        name, *(100 * v for v in (result[name], *result[f"{name}_95"]))
-    )
-    main = TASKS[result["task"]].metric
-    parts = [show(main)] + [show(name) for name in ("acc", "acc_norm") if name in result and name != main]
+
+    def show(name: str) -> str:
+        share, low, high = (100 * value for value in (result[name], *result[f"{name}_95"]))
+        return f"{name} {share:.1f} % [{low:.1f}, {high:.1f}]"
+
+    first = TASKS[result["task"]].metric
+    parts = [show(first)]
+    parts += [show(name) for name in ("acc", "acc_norm") if name in result and name != first]
     if result["options"] == 1:
-        parts += [
-            f"sampled {100 * result['sampled']:.1f} %",
-            "perplexity {:.2f} [{:.2f}, {:.2f}]".format(result["perplexity"], *result["perplexity_95"]),
-        ]
+        low, high = result["perplexity_95"]
+        parts.append(f"sampled {100 * result['sampled']:.1f} %")
+        parts.append(f"perplexity {result['perplexity']:.2f} [{low:.2f}, {high:.2f}]")
     published = ", ".join(f"{name} {value:.1f} %" for name, value in result["published"].items())
     return f"{result['task']}: {', '.join(parts)}; n = {result['n']} | {published}"

@@ -21,23 +21,21 @@ def sampling_probs(
     logits: torch.Tensor,  # (..., V)
     temperature: float = 1.0,  # 0: all on the likeliest token
     top_k: int = 0,  # keep the k likeliest; 0: all
-    top_p: float = 1.0,  # keep the smallest set of likeliest tokens that holds this much probability; 1: all
+    top_p: float = 1.0,  # keep the smallest set of likeliest tokens that holds this probability; 1: all
 ) -> torch.Tensor:
-    "The probabilities (..., V) that the next token is drawn from: temperature first, then top-k, then top-p."
+    "The probabilities (..., V) of the next token: temperature first, then top-k, then top-p."
     logits = logits.float()
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-    logits = logits - logits.amax(
-        -1, keepdim=True
-    )  # so that a tiny temperature makes no infinity of the largest
+    # a tiny temperature shall make no infinity of the largest
+    logits = logits - logits.amax(-1, keepdim=True)
     ranked, order = (logits / temperature).sort(dim=-1, descending=True, stable=True)
     if 0 < top_k < ranked.shape[-1]:
         ranked[..., top_k:] = -torch.inf
     probs = ranked.softmax(-1)
     if top_p < 1:
-        before = (
-            probs.cumsum(-1) - probs
-        )  # what the likelier ones hold together; 0 for the first, so one is always kept
+        # what the likelier ones hold together; 0 for the first, so one is always kept
+        before = probs.cumsum(-1) - probs
         probs = probs.masked_fill(before >= top_p, 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
     return torch.zeros_like(probs).scatter(-1, order, probs)  # back to the order of the ids
@@ -62,7 +60,10 @@ def context_start(
     n: int,  # tokens so far
     block_size: int,  # the model's context
 ) -> int:
-    "Index of the first token the model still sees: 0 while all fit, then moving on by half a context at a time."
+    """Index of the first token that the model still sees.
+
+    0 while all fit, then it moves on by half a context at a time.
+    """
     if n <= block_size:
         return 0
     hop = max(1, block_size // 2)
@@ -70,24 +71,30 @@ def context_start(
 
 # %% ../../nbs/18_generate.ipynb #reader
 class NextLogits:
-    "Scores for the next token of a growing text, (B, V) on the CPU. With a cache only what is new runs through the model."
+    """Scores for the next token of a growing text, (B, V) on the CPU.
+
+    With a cache only what is new runs through the model.
+    """
 
     def __init__(self, model: GPT, use_cache: bool = True):
-        self.model, self.use_cache = model, use_cache
-        self.weight, self.block_size = next(model.parameters()), model.config.block_size
-        self.cache, self.begin = None, 0  # the cache holds what follows the token number `begin`
+        self.model = model
+        self.use_cache = use_cache
+        self.weight = next(model.parameters())
+        self.block_size = model.config.block_size
+        self.cache = None
+        self.begin = 0  # the cache holds what follows the token number `begin`
 
     def __call__(
-        self, ids: torch.Tensor
-    ) -> torch.Tensor:  # (B, n): all tokens so far; those given before are unchanged
-        ids, start = ids.to(self.weight.device), context_start(ids.shape[1], self.block_size)
+        self,
+        ids: torch.Tensor,  # (B, n): all tokens so far; those given before are unchanged
+    ) -> torch.Tensor:
+        ids = ids.to(self.weight.device)
+        start = context_start(ids.shape[1], self.block_size)
         if not self.use_cache:
             return self.model(ids[:, start:])[0][:, -1].cpu()
         if self.cache is None or start != self.begin:
-            self.cache, self.begin = (
-                KVCache(self.model.config, len(ids), self.weight.device, self.weight.dtype),
-                start,
-            )
+            self.cache = KVCache(self.model.config, len(ids), self.weight.device, self.weight.dtype)
+            self.begin = start
         return self.model(ids[:, start + self.cache.length :], cache=self.cache)[0][:, -1].cpu()
 
 # %% ../../nbs/18_generate.ipynb #generate
@@ -99,15 +106,17 @@ def generate_tokens(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    generator: torch.Generator
-    | None = None,  # on the CPU; the draws are made there, so that a seed means the same on every device
+    # on the CPU; the draws are made there, so that a seed means the same on every device
+    generator: torch.Generator | None = None,
     use_cache: bool = True,  # False: compute everything again for each token; the same tokens, slowly
 ) -> Iterator[torch.Tensor]:
     "Yield the next token of each row, (B,) int64 on the CPU, `max_new_tokens` times."
     check_sampling(temperature, top_k, top_p)
     if ids.shape[1] == 0:
         raise UserError("the prompt is empty: begin with at least one token, for example the tokenizer's eot")
-    ids, training, next_logits = ids.cpu(), model.training, NextLogits(model, use_cache)
+    ids = ids.cpu()
+    next_logits = NextLogits(model, use_cache)
+    training = model.training
     model.eval()
     try:
         for _ in range(max_new_tokens):
@@ -127,38 +136,54 @@ def generate_batch(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    seed: int
-    | None = None,  # row r draws from a generator of its own, of seed + r; None: another text each time
+    # row r draws from a generator of its own, of seed + r; None: another text each time
+    seed: int | None = None,
     eot: int | None = None,  # a row ends with this token; None: at its full length
     use_cache: bool = True,
 ) -> list[list[int]]:
-    "The new tokens of each prompt, as if each had been alone; with `eot` a row that ended is shorter, the eot left out."
+    """The new tokens of each prompt, as if each had been alone.
+
+    With `eot` a row that ended is shorter; the eot itself is left out.
+    """
     check_sampling(temperature, top_k, top_p)
     if not all(prompts):
         raise UserError("a prompt is empty: begin with at least one token, for example the tokenizer's eot")
-    generators = [torch.Generator() for _ in prompts]
-    for r, g in enumerate(generators):
-        g.manual_seed(seed + r) if seed is not None else g.seed()
-    ids = torch.zeros(len(prompts), max(map(len, prompts), default=0) + max_new_tokens, dtype=torch.int64)
+    generators = [_generator(None if seed is None else seed + r) for r in range(len(prompts))]
+    longest = max(map(len, prompts), default=0)
+    ids = torch.zeros(len(prompts), longest + max_new_tokens, dtype=torch.int64)
     for row, prompt in zip(ids, prompts):
         row[: len(prompt)] = torch.tensor(prompt)
-    new, ended = [[] for _ in prompts], [max_new_tokens < 1] * len(prompts)
-    training, next_logits = model.training, NextLogits(model, use_cache)
+    new = [[] for _ in prompts]
+    going = list(range(len(prompts))) if max_new_tokens > 0 else []  # rows that have not ended
+    next_logits = NextLogits(model, use_cache)
+    training = model.training
     model.eval()
     try:
-        while not all(ended):
-            n = min(
-                len(p) + len(t) for p, t, end in zip(prompts, new, ended) if not end
-            )  # the next column that a row draws
+        while going:
+            n = min(len(prompts[r]) + len(new[r]) for r in going)  # the next column that a row draws
             probs = sampling_probs(next_logits(ids[:, :n]), temperature, top_k, top_p)
-            for r in (r for r in range(len(prompts)) if not ended[r] and len(prompts[r]) <= n):
-                ids[r, n] = token = torch.multinomial(probs[r], 1, generator=generators[r]).item()
+            for r in list(going):
+                if len(prompts[r]) > n:
+                    continue  # its prompt lasts
+                token = torch.multinomial(probs[r], 1, generator=generators[r]).item()
+                ids[r, n] = token
                 if token != eot:
                     new[r].append(token)
-                ended[r] = token == eot or len(new[r]) == max_new_tokens
+                if token == eot or len(new[r]) == max_new_tokens:
+                    going.remove(r)
     finally:
         model.train(training)
     return new
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    "A generator of its own; None: one that draws anew each time."
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
 
 # %% ../../nbs/18_generate.ipynb #stream
 def prompt_ids(
@@ -179,17 +204,21 @@ def stream_text(
     top_p: float = 0.95,
     seed: int | None = None,  # None: another text each time
 ) -> Iterator[str]:
-    "Yield the text that follows `prompt`, piece by piece, whole characters only; stops at the end of the document."
-    generator = torch.Generator()
-    generator.manual_seed(seed) if seed is not None else generator.seed()
+    """Yield the text that follows `prompt`, piece by piece, whole characters only.
+
+    It stops at the end of the document.
+    """
+    generator = _generator(seed)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     ids = torch.tensor([prompt_ids(tokenizer, prompt)])
     for token in generate_tokens(model, ids, max_new_tokens, temperature, top_k, top_p, generator):
         if token.item() == tokenizer.eot:
             break
-        if piece := decoder.decode(tokenizer.decode_bytes([token.item()])):
+        piece = decoder.decode(tokenizer.decode_bytes([token.item()]))
+        if piece:
             yield piece
-    if rest := decoder.decode(b"", final=True):
+    rest = decoder.decode(b"", final=True)
+    if rest:
         yield rest
 
 # %% ../../nbs/18_generate.ipynb #texts

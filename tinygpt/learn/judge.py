@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from .book import exercises_of, functions_in
+from .book import exercises_of, functions_in, module_file, own_test_file
 from .overlay import Work, lay_over
 from ..support import UserError
 
@@ -41,7 +41,9 @@ def note(name):
     return True
 
 
-note._dynamo_marked_constant = True  # torch.compiler.assume_constant_result, where torch need not be there: run while tracing, no change of a dictionary in the graph
+# what torch.compiler.assume_constant_result does, where torch need not be there:
+# run while tracing, so that no change of a dictionary comes into the graph
+note._dynamo_marked_constant = True
 
 
 @atexit.register
@@ -51,7 +53,7 @@ def write():
             json.dump(sorted(RAN), f)
 '''
 
-PROBE = '''"""A pytest plugin that writes what happens as lines of JSON, and ends the process where a test runs too long."""
+PROBE = '''"""A pytest plugin: writes down what happens, and ends a process whose test runs too long."""
 import json
 import os
 import pathlib
@@ -64,7 +66,8 @@ from tinygpt_ran import RAN
 
 HERE = pathlib.Path(__file__).parent
 LIMIT = float(os.environ["TINYGPT_SECONDS"])
-FIXTURES, WATCH = set(), []
+FIXTURES = set()
+WATCH = []
 
 
 def write(**what):
@@ -82,22 +85,34 @@ def ran():
 
 
 def ours(frames):
-    return [(pathlib.Path(path).stem, line) for path, line in frames if str(HERE / "tinygpt") in path]
+    "(module, line) of the frames within the package: 'data.stream' for tinygpt/data/stream.py."
+    found = []
+    for path, line in frames:
+        path = pathlib.Path(path)
+        if HERE / "tinygpt" in path.parents:
+            parts = path.relative_to(HERE / "tinygpt").with_suffix("").parts
+            found.append((".".join(parts), line))
+    return found
 
 
-def watch(nodeid, done):
-    begun, computed = time.monotonic(), time.process_time()
-    while not done.wait(0.1):  # computing time, for the machine may be busy; a test that only waits has longer
-        if time.process_time() - computed > LIMIT or time.monotonic() - begun > 5 * LIMIT:
-            break
-    else:
-        return
-    frame, frames = sys._current_frames()[threading.main_thread().ident], []
+def report_late(nodeid):
+    frame = sys._current_frames()[threading.main_thread().ident]
+    frames = []
     while frame:
         frames.insert(0, (frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    write(test=nodeid, outcome="failed", seconds=LIMIT, ran=ran(), fixtures=sorted(FIXTURES), late=True, error="", frames=ours(frames))
-    os._exit(3)
+    what = dict(test=nodeid, outcome="failed", seconds=LIMIT, ran=ran(), fixtures=sorted(FIXTURES))
+    write(**what, late=True, error="", frames=ours(frames))
+
+
+def watch(nodeid, done):
+    # computing time, for the machine may be busy; a test that only waits has longer
+    begun = time.monotonic()
+    computed = time.process_time()
+    while not done.wait(0.1):
+        if time.process_time() - computed > LIMIT or time.monotonic() - begun > 5 * LIMIT:
+            report_late(nodeid)
+            os._exit(3)
 
 
 def pytest_runtest_logstart(nodeid):
@@ -117,21 +132,26 @@ def pytest_runtest_makereport(item, call):
     if report.when == "setup":
         FIXTURES.update(ran())
     if report.when == "call" or report.outcome != "passed":
-        why = {}
+        what = dict(test=report.nodeid, outcome=report.outcome, seconds=round(call.duration, 4))
+        what |= dict(ran=ran(), fixtures=sorted(FIXTURES))
         if report.failed:
-            why = dict(error=f"{call.excinfo.typename}: {call.excinfo.value}"[:2000], frames=ours((str(e.path), e.lineno + 1) for e in call.excinfo.traceback))
-        write(test=report.nodeid, outcome=report.outcome, seconds=round(call.duration, 4), ran=ran(), fixtures=sorted(FIXTURES), **why)
+            error = f"{call.excinfo.typename}: {call.excinfo.value}"
+            frames = [(str(entry.path), entry.lineno + 1) for entry in call.excinfo.traceback]
+            what |= dict(error=error[:2000], frames=ours(frames))
+        write(**what)
 
 
 def pytest_collectreport(report):
     if report.failed:
         lines = [line[1:].strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
-        write(test=report.nodeid, outcome="failed", seconds=0, ran=[], fixtures=[], error=" ".join(lines)[-2000:] or str(report.longrepr)[-500:], frames=[])
+        error = " ".join(lines)[-2000:] or str(report.longrepr)[-500:]
+        nothing = dict(seconds=0, ran=[], fixtures=[], frames=[])
+        write(test=report.nodeid, outcome="failed", error=error, **nothing)
 '''
 
 # %% ../../nbs/more/learn_judge.ipynb #project
 def copy_project(root: Path, folder: Path) -> None:
-    "Copy package and tests of the checkout `root` into `folder`, link what they read, and put the probe beside them."
+    "Copy package and tests of the checkout `root` into `folder`, link what they read, add the probe."
     for item in root.iterdir():
         if item.name in ("tinygpt", "tests"):
             shutil.copytree(item, folder / item.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -158,15 +178,14 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def find_tests(root: Path, module: str) -> list[str]:
-    "The files that test a module: its own, or else those that import it."
-    if (root / f"tests/test_{module}.py").exists():
-        return [f"tests/test_{module}.py"]
-    found = [
-        p
-        for p in sorted((root / "tests").glob("test_*.py"))
-        if re.search(rf"tinygpt(\.| import ){module}\b", p.read_text(encoding="utf-8"))
-    ]
-    return [f"tests/{p.name}" for p in found]
+    "The files that test a module such as 'data.stream': its own, or else those that import it."
+    if (root / own_test_file(module)).exists():
+        return [own_test_file(module)]
+    parent, _, name = f"tinygpt.{module}".rpartition(".")
+    listed = rf"from {re.escape(parent)} import (\([^)]*|[^\n(]*)\b{name}\b"
+    importing = re.compile(rf"\b{re.escape(parent)}\.{name}\b|{listed}")
+    files = sorted((root / "tests").glob("test_*.py"))
+    return [f"tests/{p.name}" for p in files if importing.search(p.read_text(encoding="utf-8"))]
 
 # %% ../../nbs/more/learn_judge.ipynb #run
 def run_tests(
@@ -176,63 +195,53 @@ def run_tests(
     total: float = 1800.0,  # for all of them
     stop: bool = False,  # at the first failure
 ) -> list[dict]:
-    "What happened to each test, in order: `test`, `outcome` (passed, failed, skipped), `seconds`, `ran`; of a failure also `error` and `frames`."
+    """What happened to each test, in order: `test`, `outcome` (passed, failed, skipped), `seconds`, `ran`.
+
+    A failure also has `error` and `frames`: (module, line) within the package.
+    """
     outcome = folder / "outcome.jsonl"
     outcome.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *tests,
-        "-p",
-        "tinygpt_probe",
-        "-p",
-        "no:cacheprovider",
-        "--color=no",
-        *(["-x"] if stop else []),
-    ]
-    env = environment(folder) | {
-        "TINYGPT_SECONDS": str(seconds),
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }  # the project's tests need none, and each takes time
+    status, late = _run_pytest(folder, [*tests, *(["-x"] if stop else [])], seconds, total)
+
+    lines = [json.loads(line) for line in outcome.read_text().splitlines()] if outcome.exists() else []
+    results = [line for line in lines if "test" in line]
+    started = [line["start"] for line in lines if "start" in line]
+    ended = {result["test"] for result in results}
+    if late or (started and started[-1] not in ended):
+        test = started[-1] if started else tests[0]
+        error = f"the process ended by itself in this test (status {status})"
+        result = dict(test=test, outcome="failed", seconds=total, ran=[], fixtures=[], frames=[])
+        results.append(result | dict(late=late, error=error))
+    if not results:
+        log = (folder / "pytest.log").read_text()[-500:].strip()
+        raise UserError(f"pytest could not run {' '.join(tests)}: {log}")
+    return results
+
+
+def _run_pytest(folder: Path, arguments: list[str], seconds: float, total: float) -> tuple[int, bool]:
+    "(exit status, whether it had to be ended) of pytest in a process group of its own."
+    command = [sys.executable, "-m", "pytest", *arguments]
+    command += ["-p", "tinygpt_probe", "-p", "no:cacheprovider", "--color=no"]
+    # the project's tests need no plugins, and each takes time
+    settings = {"TINYGPT_SECONDS": str(seconds), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with open(folder / "pytest.log", "w") as log:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=env,
+            env=environment(folder) | settings,
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        late = False
         try:
             process.wait(total)
-            late = False
         except subprocess.TimeoutExpired:
             late = True
         finally:
             end_group(process)
-    lines = [json.loads(line) for line in outcome.read_text().splitlines()] if outcome.exists() else []
-    results, started = [r for r in lines if "test" in r], [r["start"] for r in lines if "start" in r]
-    if late or (started and started[-1] not in {r["test"] for r in results}):
-        error = f"the process ended by itself in this test (status {process.returncode})"
-        results.append(
-            dict(
-                test=started[-1] if started else tests[0],
-                outcome="failed",
-                seconds=total,
-                ran=[],
-                fixtures=[],
-                late=late,
-                error=error,
-                frames=[],
-            )
-        )
-    if not results:
-        raise UserError(
-            f"pytest could not run {' '.join(tests)}: {(folder / 'pytest.log').read_text()[-500:].strip()}"
-        )
-    return results
+    return process.returncode, late
 
 
 def end_group(process: subprocess.Popen) -> None:
@@ -257,73 +266,117 @@ def _said(result: dict) -> str:
     "A failure in words: the test's name as the sentence that it is, and the error."
     if "::" not in result["test"]:
         return f"{result['test']} cannot be imported: {result['error'][:400]}"
-    test, error = re.sub(r"^test_", "", result["test"].split("::")[-1]), result["error"]
+    test = result["test"].split("::")[-1].removeprefix("test_").replace("_", " ")
     if result.get("late"):
-        return f"endless loop? A test was stopped after {result['seconds']:g} s: {test.replace('_', ' ')}"
-    error = re.sub(r"tensor\(\[[^()]*\)", "tensor(...)", error.split("\nFalsifying")[0])
-    error = (
-        re.sub(r"\s+", " ", re.sub(r"<built-in method (\w+) of [^>]*>", r"\1", error))
-        .removeprefix("AssertionError: ")
-        .replace(" Use -v to get more diff", "")
-    )
-    return f"{test.replace('_', ' ')}: {error[:400]}"
+        return f"endless loop? A test was stopped after {result['seconds']:g} s: {test}"
+    # in one line, without what only the machine wants to know
+    error = result["error"].split("\nFalsifying")[0]
+    error = re.sub(r"tensor\(\[[^()]*\)", "tensor(...)", error)
+    error = re.sub(r"<built-in method (\w+) of [^>]*>", r"\1", error)
+    error = re.sub(r"\s+", " ", error).removeprefix("AssertionError: ")
+    error = error.replace(" Use -v to get more diff", "")
+    return f"{test}: {error[:400]}"
 
 # %% ../../nbs/more/learn_judge.ipynb #trial
+def _which_ran(results: list[dict], module: str) -> set[str]:
+    "The learner's functions of a module that ran in some test or in a fixture before it."
+    keys = {key for result in results for key in (*result["ran"], *result["fixtures"])}
+    return {key.split(":")[1] for key in keys if key.startswith(f"{module}:")}
+
+
+def _failed(results: list[dict]) -> list[dict]:
+    return [result for result in results if result["outcome"] == "failed"]
+
+
 class _Trial:
     "A copy of the project in which learner's functions are tried."
 
     def __init__(self, root, folder, work, seconds, tell):
-        self.folder, self.work, self.seconds, self.tell = folder, work, seconds, tell
-        self.module = folder / f"tinygpt/{work.module}.py"
+        self.folder, self.work = folder, work
+        self.seconds, self.tell = seconds, tell
         copy_project(root, folder)
-        self.source = self.module.read_text(encoding="utf-8")
+        self.path = folder / module_file(work.module)
+        self.source = self.path.read_text(encoding="utf-8")
 
     def run(self, names, tests, stop=False):
         "Results of the tests with these functions laid over."
-        self.tell(
-            f"{', '.join(tests) if len(tests) < 3 else f'{len(tests)} tests'} with {names[0] + ' alone' if stop else f'your {len(names)} functions' if len(names) > 1 else f'your {names[0]}'} ..."
-        )
-        self.module.write_text(lay_over(self.source, self.work, names), encoding="utf-8")
+        what = ", ".join(tests) if len(tests) < 3 else f"{len(tests)} tests"
+        if stop:
+            whose = f"{names[0]} alone"
+        elif len(names) > 1:
+            whose = f"your {len(names)} functions"
+        else:
+            whose = f"your {names[0]}"
+        self.tell(f"{what} with {whose} ...")
+        self.path.write_text(lay_over(self.source, self.work, names), encoding="utf-8")
         return run_tests(self.folder, tests, self.seconds, stop=stop)
 
     def took_part(self, result, names):
         "Which of `names` ran in a test or in a fixture before it; all, if that is not known."
-        ran = {
-            key.split(":")[1]
-            for key in (*result["ran"], *result["fixtures"])
-            if key.startswith(self.work.module + ":")
-        }
-        return [n for n in names if n in ran] or names
+        ran = _which_ran([result], self.work.module)
+        return [name for name in names if name in ran] or names
 
     def inside(self, result, names):
         "The one of `names` in which a failing test was, or None."
-        functions = functions_in(self.module.read_text(encoding="utf-8"))
-        lines = [n for stem, n in result["frames"] if stem == self.work.module]
-        return next(
-            (d.name for n in lines[::-1] for d in functions if d.first <= n <= d.last and d.name in names),
-            None,
-        )
+        functions = [d for d in functions_in(self.path.read_text(encoding="utf-8")) if d.name in names]
+        for module, line in reversed(result["frames"]):
+            for d in functions:
+                if module == self.work.module and d.first <= line <= d.last:
+                    return d.name
+        return None
 
     def blame(self, names, tests, failed):
         "name -> why it fails, for those that fail alone; for all that took part if none does."
-        unfinished, fails = (
-            any(r.get("late") or "::" not in r["test"] or "the process ended" in r["error"] for r in failed),
-            {},
-        )
-        for name in [n for n in names if any(n in self.took_part(r, names) for r in failed)]:
-            again = tests if unfinished else [r["test"] for r in failed if name in self.took_part(r, names)]
-            if (
-                bad := failed
-                if len(names) == 1
-                else [r for r in self.run([name], again, stop=True) if r["outcome"] == "failed"]
-            ):
+        # where a test did not come to its end, nobody knows what the tests after it would have said
+        endings = [
+            r.get("late") or "::" not in r["test"] or "the process ended" in r["error"] for r in failed
+        ]
+        fails = {}
+        for name in names:
+            its = [r["test"] for r in failed if name in self.took_part(r, names)]
+            if not its:
+                continue
+            bad = failed
+            if len(names) > 1:
+                bad = _failed(self.run([name], tests if any(endings) else its, stop=True))
+            if bad:
                 fails[name] = _said(bad[0])
-        return fails or {
-            n: f"only together with your other functions: {_said(failed[0])}"
-            for n in self.took_part(failed[0], names)
-        }
+        if fails:
+            return fails
+        why = f"only together with your other functions: {_said(failed[0])}"
+        return dict.fromkeys(self.took_part(failed[0], names), why)
 
 # %% ../../nbs/more/learn_judge.ipynb #judge
+def _sift(trial: _Trial, left: list[str], tests: list[str]) -> tuple[dict[str, str], set[str]]:
+    "(name -> why it fails, those that passed a test) of the functions in `left`."
+    fails = {}
+    while left:
+        results = trial.run(left, tests)
+        failed = _failed(results)
+        late = next((r for r in failed if r.get("late")), None)
+        guilty = trial.inside(late, left) if late else None
+        if guilty is None:
+            break
+        fails[guilty] = f"{_said(late)} (it was in {guilty})"
+        left = [name for name in left if name != guilty]  # the tests after that one have not run yet
+    if not left:
+        return fails, set()
+
+    ran = _which_ran(results, trial.work.module)
+    while failed:
+        fails |= trial.blame(left, tests, failed)
+        # a test that passed with the help of a wrong function says nothing yet: run it without
+        tests = []
+        for result in results:
+            wrong = [name in fails for name in trial.took_part(result, left)]
+            if result["outcome"] == "passed" and any(wrong) and not all(wrong):
+                tests.append(result["test"])
+        left = [name for name in left if name not in fails]
+        results = trial.run(left, tests) if tests else []
+        failed = _failed(results)
+    return fails, ran & set(left)
+
+
 def judge(
     root: Path,  # the checkout; nothing in it is changed
     work: Work,
@@ -332,42 +385,19 @@ def judge(
     tell=lambda line: None,  # called with a line about what is going on
 ) -> list[Verdict]:
     "A verdict for each exercise of the chapter, in its order."
-    exercises, fails, good = [d.name for d in exercises_of(root, work.chapter)], dict(work.problems), set()
-    left, tests = (
-        [n for n in exercises if n in work.written and n in (names or exercises)],
-        find_tests(root, work.module),
-    )
-    with tempfile.TemporaryDirectory() as tmp:
-        trial = _Trial(root, Path(tmp).resolve(), work, seconds, tell)
-        while left and tests:
-            results = trial.run(left, tests)
-            failed = [r for r in results if r["outcome"] == "failed"]
-            late = next((r for r in failed if r.get("late")), None)
-            if late and (guilty := trial.inside(late, left)):
-                fails[guilty] = f"{_said(late)} (it was in {guilty})"
-                left.remove(guilty)  # the tests after that one have not run yet
-                continue
-            ran = {key.split(":")[1] for r in results for key in (*r["ran"], *r["fixtures"])}
-            while failed:
-                fails |= trial.blame(left, tests, failed)
-                # a test that passed with the help of a wrong function says nothing yet: run it without
-                tests = [
-                    r["test"]
-                    for r in results
-                    if r["outcome"] == "passed"
-                    and {True, False} <= {n in fails for n in trial.took_part(r, left)}
-                ]
-                left = [n for n in left if n not in fails]
-                results = trial.run(left, tests) if tests else []
-                failed = [r for r in results if r["outcome"] == "failed"]
-            good = set(left) & ran
-            break
-    known = {n: Verdict(n, "fails", why) for n, why in fails.items()} | {
-        n: Verdict(n, "passes") for n in good
-    }
-    known |= {n: Verdict(n, "hole") for n in work.holes} | {n: Verdict(n, "given") for n in work.given}
-    return [
-        known.get(n, Verdict(n, "not run", "no test on this machine runs it"))
-        for n in exercises
-        if n in (names or exercises)
-    ]
+    exercises = [d.name for d in exercises_of(root, work.chapter)]
+    asked = [name for name in exercises if name in (names or exercises)]
+    fails, good = {}, set()
+    left = [name for name in asked if name in work.written]
+    tests = find_tests(root, work.module)
+    if left and tests:
+        with tempfile.TemporaryDirectory() as tmp:
+            trial = _Trial(root, Path(tmp).resolve(), work, seconds, tell)
+            fails, good = _sift(trial, left, tests)
+
+    verdicts = {name: Verdict(name, "not run", "no test on this machine runs it") for name in exercises}
+    verdicts |= {name: Verdict(name, "fails", why) for name, why in {**work.problems, **fails}.items()}
+    verdicts |= {name: Verdict(name, "passes") for name in good}
+    verdicts |= {name: Verdict(name, "hole") for name in work.holes}
+    verdicts |= {name: Verdict(name, "given") for name in work.given}
+    return [verdicts[name] for name in asked]

@@ -19,6 +19,7 @@ from tinygpt.learn.book import (
     is_exercise,
     is_exported,
     is_hole,
+    module_in,
 )
 
 # %% ../../nbs/more/learn_overlay.ipynb #work
@@ -26,62 +27,63 @@ from tinygpt.learn.book import (
 class Work:
     "What a learner's notebook holds."
 
-    chapter: str  # "10_adamw"
+    chapter: str  # "03_data_stream"
+    module: str  # "data.stream": the one that the chapter exports
     written: dict[str, Definition] = field(default_factory=dict)  # exercises with a body, by name
     holes: list[str] = field(default_factory=list)
     given: list[str] = field(default_factory=list)  # exercises that `start --only` left filled in, untouched
     problems: dict[str, str] = field(default_factory=dict)  # exercises that cannot be judged, and why
     imports: list[str] = field(default_factory=list)  # lines that the chapter does not have
-    helpers: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # (name of a function in the same cell or "", source) of new top-level code
-    changed: dict[str, Definition] = field(
-        default_factory=dict
-    )  # functions that are no exercises: new methods, changed helpers
-
-    @property
-    def module(self) -> str:
-        "The module that the chapter exports."
-        return self.chapter[3:]
+    # (name of a function in the same cell or "", source) of new top-level code
+    helpers: list[tuple[str, str]] = field(default_factory=list)
+    # functions that are no exercises: new methods, changed helpers
+    changed: dict[str, Definition] = field(default_factory=dict)
 
 # %% ../../nbs/more/learn_overlay.ipynb #sort
 def _arguments(definition: Definition) -> str:
+    "The names between the parentheses: 'x, *, scale'."
     a = definition.node.args
-    names = [
-        *(x.arg for x in a.posonlyargs + a.args),
-        *([f"*{a.vararg.arg}"] if a.vararg else ["*"] if a.kwonlyargs else []),
-    ]
-    return ", ".join([*names, *(x.arg for x in a.kwonlyargs), *([f"**{a.kwarg.arg}"] if a.kwarg else [])])
+    names = [x.arg for x in a.posonlyargs + a.args]
+    if a.vararg:
+        names.append(f"*{a.vararg.arg}")
+    elif a.kwonlyargs:
+        names.append("*")
+    names += [x.arg for x in a.kwonlyargs]
+    if a.kwarg:
+        names.append(f"**{a.kwarg.arg}")
+    return ", ".join(names)
 
 
 def _same(a: Definition, b: Definition) -> bool:
     return ast.dump(a.node) == ast.dump(b.node)
 
 
-def _targets(s: ast.stmt) -> set[str]:
+def _targets(statement: ast.stmt) -> set[str]:
     "Names that a statement at the top level of a cell defines, other than by an import."
-    if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return {s.name}
-    return (
-        {ast.unparse(t) for t in s.targets}
-        if isinstance(s, ast.Assign)
-        else {ast.unparse(s.target)}
-        if isinstance(s, ast.AnnAssign)
-        else set()
-    )
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, ast.Assign):
+        return {ast.unparse(target) for target in statement.targets}
+    if isinstance(statement, ast.AnnAssign):
+        return {ast.unparse(statement.target)}
+    return set()
 
 
-def _statements(nb: dict) -> set[str]:
-    return {
-        ast.unparse(s) for cell in nb["cells"] if is_exported(cell) for s in ast.parse(cell["source"]).body
-    }
+def _statements(nb: dict) -> list[ast.stmt]:
+    "What stands at the top level of a chapter's exported cells."
+    found = []
+    for cell in filter(is_exported, nb["cells"]):
+        found += ast.parse(cell["source"]).body
+    return found
 
 
 def _problem(name: str, broken: list[tuple[str, str]]) -> str:
     "Why there is no definition: its cell does not parse, or it is gone."
     short = name.split(".")[-1]
-    gone = f"there is no {name} in the cells that begin with #| export: it was renamed, moved or deleted"
-    return next((why for source, why in broken if re.search(rf"def {short}\b", source)), gone)
+    for source, why in broken:
+        if re.search(rf"def {short}\b", source):
+            return why
+    return f"there is no {name} in the cells that begin with #| export: it was renamed, moved or deleted"
 
 
 def _sort_definition(work: Work, d: Definition, original: Definition | None, given: bool) -> None:
@@ -97,97 +99,134 @@ def _sort_definition(work: Work, d: Definition, original: Definition | None, giv
     else:
         work.written[d.name] = d
 
+# %% ../../nbs/more/learn_overlay.ipynb #read-cells
+class _Reader:
+    "Goes through a learner's cells and remembers what they define."
+
+    def __init__(self, chapter: dict, work: Work):
+        statements = _statements(chapter)
+        self.work = work
+        self.originals = {d.name: d for d in exports_in(chapter)}
+        self.known = {ast.unparse(s) for s in statements}
+        self.taken = set().union(*map(_targets, statements))
+        self.latest: dict[str, Definition] = {}
+        self.helpers: dict[str, tuple[str, str]] = {}
+        self.broken: list[tuple[str, str]] = []  # (source of a cell, why it cannot be read)
+
+    def read(self, index: int, cell: dict) -> None:
+        source = cell["source"]
+        try:
+            definitions = functions_in(source, index)
+        except SyntaxError as error:
+            line = "".join(source.splitlines()[(error.lineno or 1) - 1 : error.lineno]).strip()
+            where = f"cell {index + 1} (id {cell.get('id', '?')})"
+            self.broken.append((source, f"{where} is not Python: {error.msg}, line {error.lineno}: {line}"))
+            return
+        for d in definitions:
+            of_chapter = d.name in self.originals or ("." in d.name and d.name.split(".")[0] in self.taken)
+            # a hole does not take the place of what was written before
+            if of_chapter and not (d.name in self.latest and is_hole(d)):
+                self.latest[d.name] = d
+        anchor = next((d.name for d in definitions if d.name in self.originals), "")
+        for statement in ast.parse(source).body:
+            self._read_statement(statement, anchor)
+
+    def _read_statement(self, statement: ast.stmt, anchor: str) -> None:
+        text = ast.unparse(statement)
+        targets = _targets(statement)
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            if text not in self.known and text not in self.work.imports:
+                self.work.imports.append(text)
+        elif targets and not targets & self.taken:
+            self.helpers[min(targets)] = (anchor, text)
+
 # %% ../../nbs/more/learn_overlay.ipynb #read
 def read_work(
     nb: dict,  # the learner's notebook
     chapter: dict,  # the chapter itself, as a notebook
     name: str,  # such as "10_adamw"
 ) -> Work:
-    "The learner's definitions, sorted by what they are. Of two of the same name the later counts, unless it is a hole."
-    work, originals, known = Work(name), {d.name: d for d in exports_in(chapter)}, _statements(chapter)
-    taken = {t for s in known for t in _targets(ast.parse(s).body[0])}
-    broken, latest, helpers = [], {}, {}
+    """The learner's definitions, sorted by what they are.
+
+    Of two of the same name the later counts, unless it is a hole.
+    """
+    work = Work(name, module_in(chapter))
+    reader = _Reader(chapter, work)
     for i, cell in enumerate(nb["cells"]):
-        if not is_exported(cell):
-            continue
-        try:
-            found, body = functions_in(cell["source"], i), ast.parse(cell["source"]).body
-        except SyntaxError as error:
-            line = "".join(cell["source"].splitlines()[(error.lineno or 1) - 1 : error.lineno]).strip()
-            broken.append(
-                (
-                    cell["source"],
-                    f"cell {i + 1} (id {cell.get('id', '?')}) is not Python: {error.msg}, line {error.lineno}: {line}",
-                )
-            )
-            continue
-        for d in found:
-            if (d.name in originals or ("." in d.name and d.name.split(".")[0] in taken)) and not (
-                d.name in latest and is_hole(d)
-            ):
-                latest[d.name] = d
-        anchor = next((d.name for d in found if d.name in originals), "")
-        for s in body:
-            text, targets = ast.unparse(s), _targets(s)
-            if isinstance(s, (ast.Import, ast.ImportFrom)):
-                work.imports += [text] if text not in {*known, *work.imports} else []
-            elif targets and not targets & taken:
-                helpers[min(targets)] = (anchor, text)
-    work.helpers = list(helpers.values())
+        if is_exported(cell):
+            reader.read(i, cell)
+    work.helpers = list(reader.helpers.values())
+
+    # where the notebook does not say which functions it has as holes, none was given
     holes = nb.get("metadata", {}).get("tinygpt", {}).get("holes")
-    for d in latest.values():
-        _sort_definition(work, d, originals.get(d.name), given=holes is not None and d.name not in holes)
-    for exercise in filter(is_exercise, originals.values()):
-        if exercise.name not in latest:
-            work.problems[exercise.name] = _problem(exercise.name, broken)
+    for d in reader.latest.values():
+        given = holes is not None and d.name not in holes
+        _sort_definition(work, d, reader.originals.get(d.name), given)
+    for exercise in filter(is_exercise, reader.originals.values()):
+        if exercise.name not in reader.latest:
+            work.problems[exercise.name] = _problem(exercise.name, reader.broken)
     return work
 
 # %% ../../nbs/more/learn_overlay.ipynb #note
 def _noting(definition: Definition, key: str) -> str:
     "The definition's text with a first statement that notes under `key` that it ran."
-    lines, begin = definition.text.splitlines(), definition.node.body[-len(definition.body)]
+    lines = definition.text.splitlines()
+    begin = definition.body[0]
     note = f'_ran["{key}"] = True'
-    row = first_line(begin) - 1
-    if begin.lineno == definition.node.lineno:
+    if begin.lineno == definition.node.lineno:  # def f(x): return x
         lines[0] = f"{lines[0][: begin.col_offset]}{note}; {lines[0][begin.col_offset :]}"
     else:
+        row = first_line(begin) - 1
         lines.insert(row, re.match(r"\s*", lines[row])[0] + note)
     return "\n".join(lines)
 
 # %% ../../nbs/more/learn_overlay.ipynb #lay
+def _top_of(tree: ast.Module) -> int:
+    "The last line of a module's docstring and its imports from __future__, which must stay first; 0 if none."
+    lines = [0]
+    for node in tree.body:
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        if text or future:
+            lines.append(node.end_lineno)
+    return max(lines)
+
+
+def _made(lines: list[str], edits: list[tuple[int, int, str]]) -> str:
+    "The text after all edits: (first line, last line, what comes there), lines from 1."
+    # from the bottom up; at the same place the last one comes first,
+    # and an insertion, which has no lines, after what it stands before
+    ordered = sorted(reversed(edits), key=lambda edit: (edit[0], edit[1] >= edit[0]), reverse=True)
+    for first, last, text in ordered:
+        lines[first - 1 : last] = text.splitlines()
+    return "\n".join(lines) + "\n"
+
+
 def lay_over(
     source: str,  # text of the package's module
     work: Work,
     names: list[str],  # which of `work.written` to use
 ) -> str:
     "The module's text with the learner's functions in place of the package's."
-    here, tree, lines = {d.name: d for d in functions_in(source)}, ast.parse(source), source.splitlines()
-    spans = {
-        n.name: (first_line(n), n.end_lineno)
-        for n in tree.body
-        if isinstance(n, (ast.FunctionDef, ast.ClassDef))
-    }
-    first = [
-        n
-        for n in tree.body
-        if (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
-        or (isinstance(n, ast.ImportFrom) and n.module == "__future__")
-    ]
-    top = max([n.end_lineno for n in first], default=0)
-    edits = [
-        (top + 1, top, "\n".join(["from tinygpt_ran import RAN as _ran", *work.imports]))
-    ]  # (first line, last line, what comes there)
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    here = {d.name: d for d in functions_in(source)}
+    blocks = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    spans = {node.name: (first_line(node), node.end_lineno) for node in blocks}
+
+    # each edit: (first line, last line, what comes there); an insertion has its last line before its first
+    top = _top_of(tree)
+    imports = "\n".join(["from tinygpt_ran import RAN as _ran", *work.imports])
+    edits = [(top + 1, top, imports)]
     for name, d in {**work.changed, **{n: work.written[n] for n in names}}.items():
         text = _noting(d, f"{work.module}:{name}") if name in names else d.text
         if name in here:
-            edits.append((here[name].first, here[name].last, textwrap.indent(text, "    " * name.count("."))))
+            text = textwrap.indent(text, "    " * name.count("."))
+            edits.append((here[name].first, here[name].last, text))
         else:  # a new method
             end = spans[name.split(".")[0]][1]
             edits.append((end + 1, end, "\n" + textwrap.indent(text, "    ")))
     for anchor, text in work.helpers:
         line = spans[anchor.split(".")[0]][0] if anchor else len(lines) + 1
         edits.append((line, line - 1, text + "\n"))
-    # from the bottom up; at the same place the last one comes first, and an insertion after what it stands before
-    for first, last, text in sorted(reversed(edits), key=lambda e: (e[0], e[1] >= e[0]), reverse=True):
-        lines[first - 1 : last] = text.splitlines()
-    return "\n".join(lines) + "\n"
+    return _made(lines, edits)

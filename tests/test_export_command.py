@@ -1,0 +1,53 @@
+"""`python -m tinygpt.export`: a run, or a task for the harness."""
+
+import json
+
+import pytest
+import torch
+
+from tinygpt.checkpoint import save_checkpoint
+from tinygpt.export.__main__ import main
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.tokenizer import ByteTokenizer
+
+FILES = [
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig.gpt2(vocab_size=257, block_size=24, n_layer=2, n_head=4, n_embd=32))
+    save_checkpoint(tmp_path / "run/checkpoints/step_3", model, ByteTokenizer())
+    return tmp_path / "run"
+
+
+def call(*words):
+    return main([str(word) for word in words])
+
+
+def test_the_command_exports_a_run(run, tmp_path, capsys):
+    assert call(run, tmp_path / "out") == 0
+    assert "GPT2LMHeadModel" in capsys.readouterr().out
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == FILES
+    assert call(run, tmp_path / "out") == 2
+    assert "exists" in capsys.readouterr().err
+    assert call(tmp_path / "no", tmp_path / "out2") == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert call(run) == 2
+    assert "run is missing" in capsys.readouterr().err
+
+
+def test_the_command_defines_a_task_for_the_harness(tmp_path, capsys):
+    task = ["--harness-task", "lambada", "--data"]
+    assert call(*task, tmp_path / "no.jsonl", tmp_path / "tasks") == 2
+    assert "is not a file of the kinds" in capsys.readouterr().err
+    (tmp_path / "words.jsonl").write_text(json.dumps({"text": "the end is near"}))
+    assert call(*task, tmp_path / "words.jsonl", tmp_path / "tasks") == 0
+    assert f"--include_path {tmp_path / 'tasks'} --tasks local_lambada" in capsys.readouterr().out
+    assert (tmp_path / "tasks/local_lambada.yaml").exists()

@@ -1,0 +1,126 @@
+"""`python -m tinygpt.generate`: streams one text, writes several in a batch, and says what is wrong."""
+
+import pytest
+import torch
+
+import tinygpt.generate.__main__ as module
+from tinygpt.checkpoint import save_checkpoint
+from tinygpt.generate.__main__ import main
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
+
+SMALL = dict(block_size=16, n_layer=2, n_head=4, n_embd=32)
+
+
+def build(vocab_size=257):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig.gpt2(vocab_size=vocab_size, **SMALL))
+    for name, p in model.named_parameters():
+        # norms that favour a direction would repeat one token for ever
+        if p.dim() > 1 or ("bias" in name and name != "ln_f.bias"):
+            torch.nn.init.normal_(p, std=0.4)
+    return model
+
+
+@pytest.fixture
+def run(tmp_path):
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", build(), ByteTokenizer())
+    return tmp_path / "run"
+
+
+def call(*words):
+    return main([*map(str, words), "--device", "cpu"])
+
+
+def test_the_command_writes_text_and_a_seed_repeats_it(run, capsys):
+    assert call(run, "--prompt", "Hello", "--max-new-tokens", 8, "--seed", 1) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("Hello")
+    call(run, "--prompt", "Hello", "--max-new-tokens", 8, "--seed", 1)
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        ("--top-p 7", "top_p = 7"),
+        ("--temperature -1", "temperature = -1"),
+        ("--device tpu", "tpu"),
+        ("--num-samples 0", "num_samples = 0"),
+        ("--max-new-tokens -3", "max_new_tokens = -3"),
+        ("--best", "validation loss"),
+        ("--tmperature 1", "--tmperature is not a setting: did you mean --temperature?"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_2(run, capsys, flags, named):
+    device = [] if "--device" in flags else ["--device", "cpu"]
+    assert main([str(run), *flags.split(), *device]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ") and err.count("\n") == 1 and named in err and out == ""
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path, capsys):
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "nowhere does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words, named", [([], "RUN"), (["run", "--top-k", "many"], "--top-k")])
+def test_a_lacking_run_and_a_value_of_the_wrong_type_exit_with_2(capsys, words, named):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and named in out + err
+
+
+def test_several_prompts_and_samples_are_written_in_one_batch_as_they_would_be_alone(run, capsys):
+    how = [run, "--max-new-tokens", 8]
+    prompts = ["--prompt", "Hello", "--prompt", "A longer one"]
+    assert call(*how, *prompts, "--num-samples", 2, "--seed", 3) == 0
+    texts = capsys.readouterr().out.removesuffix("\n").split("\n" + "-" * 40 + "\n")
+    assert len(texts) == 4 and texts[0] != texts[1]
+    for i, (prompt, text) in enumerate(zip(["Hello", "Hello", "A longer one", "A longer one"], texts)):
+        call(*how, "--prompt", prompt, "--seed", 3 + i)
+        assert capsys.readouterr().out == text + "\n"
+
+
+def test_without_a_prompt_and_with_an_empty_one_the_model_begins_on_its_own(run, capsys):
+    call(run, "--max-new-tokens", 8, "--seed", 1)
+    text = capsys.readouterr().out
+    call(run, "--prompt", "", "--max-new-tokens", 8, "--seed", 1)
+    assert capsys.readouterr().out == text != "\n"
+
+
+def test_a_prompt_longer_than_the_context_says_what_the_model_sees(run, capsys):
+    assert call(run, "--prompt", "x" * 30, "--max-new-tokens", 4) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("x" * 30)
+    assert err == "note: the prompt has 31 tokens, the context 16: the model sees its last 15\n"
+
+
+def test_best_takes_the_checkpoint_with_the_lowest_validation_loss(run, capsys):
+    folder = run / "checkpoints/step_000002"
+    save_checkpoint(folder, build(), ByteTokenizer(), state={"val_loss": 1.0})
+    save_checkpoint(run / "checkpoints/step_000003", build(), ByteTokenizer(), state={"val_loss": 2.0})
+    assert module.load_model(run, "cpu", best=True)[2] == folder
+    assert call(run, "--best", "--max-new-tokens", 4) == 0
+    for path in run.glob("checkpoints/step_000002/model.*"):
+        path.write_bytes(b"damaged")
+    call(run, "--best", "--max-new-tokens", 4)
+    assert "step_000002" in capsys.readouterr().out  # named, and passed over
+
+
+def test_a_prompt_with_characters_the_tokenizer_does_not_know_is_one_sentence(tmp_path, capsys):
+    tokenizer = CharTokenizer.train("abc")
+    save_checkpoint(tmp_path / "c", build(tokenizer.n_vocab), tokenizer)
+    assert call(tmp_path / "c", "--prompt", "abx") == 2
+    assert "x" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it_with_130(run, capsys, monkeypatch):
+    def interrupted(*_):
+        yield "piece"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "stream_text", interrupted)
+    assert call(run, "--prompt", "Hello") == 130
+    assert capsys.readouterr().out.startswith("Hellopiece")

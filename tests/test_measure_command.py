@@ -1,0 +1,106 @@
+"""`python -m tinygpt.measure`: the table, the flags, and mistakes told in one sentence."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tinygpt.measure.__main__ import main, table
+from tinygpt.measure.plan import SIZES, plan
+
+
+def run(capsys, *argv):
+    status = main(list(argv))
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_the_largest_that_fits_is_the_last_that_says_yes(capsys):
+    status, out, err = run(capsys, "--memory", "8", "--speed", "50", "--batch-size", "2", "--device", "cpu")
+    assert status == 0 and not err
+    fits = [line.split()[0] for line in out.splitlines() if "  yes " in line]
+    assert fits and f"is {fits[-1]}." in out and "Assumed" in out
+    assert all(p.memory <= 8e9 for p in plan(8e9, 5e13, batch_size=2) if p.name in fits)
+
+
+def test_a_machine_too_small_for_anything_gets_a_table_all_the_same(capsys):
+    status, out, err = run(capsys, "--memory", "0.01", "--speed", "1", "--device", "cpu")
+    assert status == 0 and "none trains in 0.0 GB" in out and " yes " not in out
+
+
+def test_a_gpu_that_is_not_here_can_be_planned_for(capsys):
+    status, out, _ = run(
+        capsys, "--device", "cuda", "--memory", "80", "--speed", "400", "--tokens", "10B", "--batch-size", "8"
+    )
+    assert status == 0 and "bfloat16" in out and "10 B" in out
+
+
+MISTAKES = [
+    (["--tokens", "abc"], "--tokens"),
+    (["--tokens", "-5"], "--tokens"),
+    (["--tokens", "1.5"], "--tokens"),
+    (["--tokens", "nan"], "--tokens"),
+    (["--tokens", "1e99"], "--tokens"),
+    (["--tokens", ""], "--tokens"),
+    (["--batch-size", "0"], "--batch-size"),
+    (["--memory", "inf"], "--memory"),
+    (["--memory", "0"], "--memory"),
+    (["--variant", "gpt5"], "gpt5"),
+    (["--fast"], "--fast"),
+    (["--vocab-size", "1e15", "--memory", "8"], "vocab_size"),
+    (["--dtype", "int8"], "int8"),
+]
+
+
+@pytest.mark.parametrize("argv, words", MISTAKES)
+def test_a_mistake_is_told_in_one_sentence_with_exit_code_2(capsys, argv, words):
+    status, out, err = run(capsys, *argv)
+    assert status == 2 and not out
+    assert err.startswith("error: ") and err.count("\n") == 1 and words in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_here_needs_its_memory_and_speed(capsys):
+    status, out, err = run(capsys, "--device", "cuda")
+    assert status == 2 and not out
+    assert err.startswith("error: ") and err.count("\n") == 1 and "device = cuda" in err
+
+
+def test_a_flag_without_its_value_ends_with_exit_code_2(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["--speed"])
+    out, err = capsys.readouterr()
+    assert exit.value.code == 2 and not out and "--speed" in err
+
+
+@pytest.mark.parametrize(
+    "text, count",
+    [("10", "10"), ("300M", "300 M"), ("10B", "10 B"), ("1e9", "1 B"), ("2.5k", "2.5 k"), ("1T", "1 T")],
+)
+def test_counts_may_have_a_suffix(capsys, text, count):
+    _, out, _ = run(capsys, "--tokens", text, "--memory", "8", "--speed", "1", "--device", "cpu")
+    assert f"  {count}  " in out.splitlines()[1]
+
+
+def test_help_explains_itself(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["--help"])
+    assert exit.value.code == 0 and "--tokens" in capsys.readouterr().out
+
+
+def test_the_table_has_a_line_for_every_size_in_every_variant():
+    for variant in ("gpt2", "llama", "modern"):
+        for optimizer in ("adamw", "muon"):
+            plans = plan(24e9, 1e12, variant=variant, optimizer=optimizer)
+            assert table(plans, 24e9).count("\n") == len(SIZES)
+
+
+def test_python_m_measure_prints_the_plan_and_tells_a_mistake_in_one_line():
+    flags = ["--memory", "4", "--speed", "1", "--tokens", "1B"]
+    command = [sys.executable, "-m", "tinygpt.measure", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "the largest that trains in 4.0 GB is" in done.stdout and not done.stderr
+    done = subprocess.run([*command, "--batch-size", "many"], capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "'many'" in done.stderr

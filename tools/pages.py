@@ -1,0 +1,176 @@
+"""The pages of the book: their order, which the index writes down, and the line under each title.
+
+The line says what a page is, how long it takes, what it needs and what needs it. All but the
+seconds follows from the index and from the imports.
+"""
+
+import ast
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+LABELS = ("core", "deeper", "reference")
+
+
+# ---- the reading order: written down once, in the index
+
+
+def reading_order() -> list[Path]:
+    "All pages but the index, in the order in which the index links to them."
+    nb = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4)
+    text = "\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    links = [link for row in rows for link in re.findall(r"\]\(([\w/]+\.ipynb)\)", row)[:1]]
+    return [ROOT / "nbs" / link for link in dict.fromkeys(links)]
+
+
+def labels() -> dict[str, str]:
+    "Page -> core, deeper or reference, as the index says."
+    nb = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4)
+    text = "\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
+    rows = re.findall(r"^\|.*?\]\(([\w/]+)\.ipynb\) \| (\w+) \|", text, re.M)
+    return {Path(page).name: label for page, label in rows}
+
+
+def index_problems():
+    "Pages that the index does not list, or lists without a label."
+    pages = {p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts}
+    listed = set(reading_order())
+    for page in sorted(pages - listed - {ROOT / "nbs/index.ipynb"}):
+        yield f"{page.relative_to(ROOT)}: the index does not list it"
+    for page in sorted(listed - pages):
+        yield f"nbs/index.ipynb lists {page.relative_to(ROOT)}, which is not there"
+    for page in sorted(listed & pages):
+        if labels().get(page.stem) not in LABELS:
+            yield f"nbs/index.ipynb: {page.name} needs a label: {', '.join(LABELS)}"
+
+
+def module_of(path: Path) -> str | None:
+    "The module that a notebook exports, such as data.stream; None where it exports nothing."
+    return module_in(nbformat.read(path, as_version=4))
+
+
+def module_in(nb) -> str | None:
+    for cell in nb.cells:
+        if cell.cell_type == "code" and (found := re.search(r"^#\| *default_exp +(\S+)", cell.source, re.M)):
+            return found[1]
+    return None
+
+
+def imports_in(source: str) -> set[str]:
+    "Modules of the package that a piece of Python imports, at the top or inside a function: {'data.stream'}."
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "tinygpt":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tinygpt."):
+            found.add(node.module.removeprefix("tinygpt."))
+        elif isinstance(node, ast.Import):
+            found |= {a.name.removeprefix("tinygpt.") for a in node.names if a.name.startswith("tinygpt.")}
+    return found
+
+
+def code_of(path: Path) -> str:
+    "All code of a notebook, without magics."
+    cells = nbformat.read(path, as_version=4).cells
+    source = "\n".join(c.source for c in cells if c.cell_type == "code")
+    return re.sub(r"^([ \t]*)[%!].*$", r"\1pass", source, flags=re.M)
+
+
+# ---- the header of a page: what it is, how long it takes, what it needs, what needs it
+
+
+def page_facts() -> dict[Path, dict]:
+    "For each page of the reading order: label, minutes to read, pages it needs, pages that need it."
+    order, label = reading_order(), labels()
+    home = {module_of(path): path for path in order}
+    facts = {}
+    for path in order:
+        needs = {home[m] for m in imports_in(code_of(path)) if m in home} - {path}
+        facts[path] = dict(label=label[path.stem], minutes=minutes_to_read(path), needs=needs, needed_by=[])
+    for path in order:
+        for other in facts[path]["needs"]:
+            facts[other]["needed_by"].append(path)
+    for fact in facts.values():
+        fact["needs"] = [path for path in order if path in fact["needs"]]
+    return facts
+
+
+def minutes_to_read(path: Path) -> int:
+    "200 words or 15 lines of code a minute, rounded up to five."
+    nb = nbformat.read(path, as_version=4)
+    words = sum(len(c.source.split()) for c in nb.cells if c.cell_type == "markdown")
+    lines = sum(len(c.source.splitlines()) for c in nb.cells if c.cell_type == "code")
+    return max(5, 5 * math.ceil((words / 200 + lines / 15) / 5))
+
+
+def header_line(path: Path, fact: dict, seconds: int) -> str:
+    "The line under a page's title."
+
+    def links(pages):
+        if len(pages) > 6:
+            return f"{len(pages)} pages"
+        names = [f"[{p.stem.replace('_', ' ', 1)}]({os.path.relpath(p, path.parent)})" for p in pages]
+        return ", ".join(name.replace(os.sep, "/") for name in names) or "nothing"
+
+    needs = [p for p in fact["needs"] if p.stem != "00_support"]
+    time_line = f"{fact['minutes']} minutes to read, {seconds} seconds to run"
+    parts = [
+        fact["label"].capitalize(),
+        time_line,
+        f"needs {links(needs)}",
+        f"needed by {links(fact['needed_by'])}",
+    ]
+    return f"*{' · '.join(parts)}*"
+
+
+HEADER = re.compile(r"^\*(?:Core|Deeper|Reference) · \d+ minutes to read, (\d+) seconds to run · .*\*$", re.M)
+
+
+def with_header(source: str, line: str) -> str:
+    "The title cell with this header line, which comes after the `> ...` line."
+    if HEADER.search(source):
+        return HEADER.sub(lambda _: line, source, count=1)
+    head, quote, rest = re.match(r"(# .*\n+)(> .*\n?)(.*)", source, re.S).groups()
+    return f"{head}{quote.rstrip()}\n\n{line}\n\n{rest.lstrip()}".rstrip()
+
+
+def seconds_in(source: str) -> int:
+    found = HEADER.search(source)
+    return int(found[1]) if found else 0
+
+
+def header_problems(path: Path, facts: dict):
+    "Whether the line under the title is the one that `write_headers` would write."
+    title = nbformat.read(path, as_version=4).cells[0].source
+    line = header_line(path, facts[path], seconds_in(title))
+    if not seconds_in(title) or line not in title:
+        yield f"{path.name}: the line under its title is not up to date (run `make export`)"
+
+
+def with_seconds(source: str, measured: float) -> str:
+    "The title cell with the seconds of a run, unless those it has are about right: machines differ."
+    before, after = seconds_in(source), max(5, 5 * round(measured / 5))
+    if before and 2 / 3 <= measured / before <= 1.5:
+        return source
+    return re.sub(r"\b\d+ seconds to run", f"{after} seconds to run", source, count=1)
+
+
+def write_headers() -> None:
+    "Write the line under the title of every page; the seconds stay (`run --write` measures them)."
+    facts = page_facts()
+    for path, fact in facts.items():
+        nb = nbformat.read(path, as_version=4)
+        title = nb.cells[0].source
+        nb.cells[0].source = with_header(title, header_line(path, fact, seconds_in(title)))
+        if nb.cells[0].source != title:
+            write_notebook(nb, path)
+
+
+def write_notebook(nb, path: Path) -> None:
+    path.write_text(json.dumps(nb, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
