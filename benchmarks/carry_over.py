@@ -20,10 +20,11 @@ import torch
 from data_machine import load, save
 
 from tinygpt.accumulate import accumulate_gradients, clip_gradients
+from tinygpt.ddp.world import World
 from tinygpt.model import GPT
 from tinygpt.precision import choose_policy
 from tinygpt.run.command import parse_arguments
-from tinygpt.run.parallel import make_optimizer
+from tinygpt.run.parallel import Single
 from tinygpt.speedrun import run_command
 
 GPT2 = "--position learned --norm layernorm --mlp gelu --init gpt2 --tie-weights --no-qk-norm"
@@ -54,7 +55,9 @@ def step_seconds(names: list[str], rounds: int) -> dict[str, float]:
     for name in names:
         config = parse_arguments([*FIXED, *FORMS[name].split()]).train
         model = GPT(config.model)
-        opt = make_optimizer(config, model)[0]
+        way = Single(model, World())
+        way.make_optimizer(config)
+        opt = way.optimizer
         x = torch.randint(config.model.vocab_size, (config.data.batch_size, config.model.block_size))
         steps[name] = (model, opt, x, choose_policy("cpu", config.system.dtype).autocast)
     for i in range(rounds + 2):

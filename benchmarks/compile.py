@@ -36,9 +36,10 @@ def child(args) -> dict:
     import torch
 
     from tinygpt.accumulate import accumulate_gradients, clip_gradients
+    from tinygpt.ddp.world import World
     from tinygpt.model import GPT
     from tinygpt.precision import choose_policy
-    from tinygpt.run.parallel import make_optimizer
+    from tinygpt.run.parallel import Single
     from tinygpt.run.presets import preset
     from tinygpt.support import synchronize
 
@@ -49,7 +50,9 @@ def child(args) -> dict:
     torch.manual_seed(0)
     model = GPT(config.model).to(policy.device)
     o = config.optim
-    optimizer, name = make_optimizer(config, model)
+    way = Single(model, World())
+    name = way.make_optimizer(config)
+    optimizer = way.optimizer
     shape = (2, config.data.batch_size, config.model.block_size)
     x, y = torch.randint(config.model.vocab_size, shape, device=policy.device)
     compiled = torch.compile(model)

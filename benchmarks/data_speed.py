@@ -25,8 +25,9 @@ from tinygpt.data.open import make_loader
 from tinygpt.data.stream import StreamLoader, open_stream
 from tinygpt.data.tokens import load_corpus, prepare
 from tinygpt.data.windows import RandomLoader, ShardLoader
+from tinygpt.ddp.world import World
 from tinygpt.model import GPT
-from tinygpt.run.parallel import make_optimizer
+from tinygpt.run.parallel import Single
 from tinygpt.run.presets import PRESETS, preset
 from tinygpt.tokenizer import BPETokenizer
 
@@ -160,7 +161,9 @@ def waiting(name: str, kind: str, steps: int) -> dict:
     model = GPT(config.model)
     T = config.model.block_size
     B = rows_for(config, model)
-    optimizer, _ = make_optimizer(config, model)
+    way = Single(model, World())
+    way.make_optimizer(config)
+    optimizer = way.optimizer
     packing = "bos" if "bos" in kind else "concat"
     loader = make_loader(kind.split()[0], data, B, T, packing=packing, num_threads=1)
     waits = []

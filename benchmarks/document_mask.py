@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from tinygpt.accumulate import train_step
-from tinygpt.adamw import make_adamw, param_groups
+from tinygpt.adamw import adamw_groups, make_adamw
 from tinygpt.data.tokens import load_corpus
 from tinygpt.model import GPT, Attention, GPTConfig, apply_rope
 from tinygpt.run.report import cpu_name
@@ -111,7 +111,7 @@ def train_model(config: GPTConfig, see, seed: int, docs, eot: int, args) -> tupl
     model = GPT(config)
     for block in model.h:
         block.attn.__class__ = MaskedAttention
-    optimizer, _ = make_adamw(param_groups(model, 0.1), args.lr, (0.9, 0.95), 1e-8)
+    optimizer, _ = make_adamw(adamw_groups(model, args.lr))
     warmup = max(1, args.steps // 20)
     schedule = make_schedule("trapezoid", args.steps, warmup_steps=warmup, final=0.02, cooldown=0.5)
     rows = []

@@ -18,10 +18,10 @@ from tinygpt.accumulate import (
     measure_noise_scale,
     train_step,
 )
-from tinygpt.adamw import make_adamw, param_groups
+from tinygpt.adamw import adamw_groups, make_adamw
 from tinygpt.measure.speed import host_reads
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.muon import Muon, make_muon
+from tinygpt.muon import Muon, make_optimizer, muon_groups
 from tinygpt.precision import LossScaler
 from tinygpt.support import UserError
 
@@ -382,13 +382,13 @@ def test_accumulating_and_clipping_read_nothing_on_the_host(model, batch, total,
 
 def adamw_case(implementation):
     def make(model):
-        return make_adamw(param_groups(model), 1e-2, implementation=implementation)[0]
+        return make_adamw(adamw_groups(model, 1e-2), implementation)[0]
 
     return make
 
 
 def muon_case(model):
-    return make_muon(model)[0]
+    return make_optimizer(muon_groups(model, adamw_groups(model, 5e-3)))[0]
 
 
 def own_muon_case(model):

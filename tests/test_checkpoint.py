@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tinygpt.adamw import AdamW, make_adamw, param_groups
+from tinygpt.adamw import AdamW, adamw_groups, make_adamw
 from tinygpt.checkpoint import (
     checkpoints,
     find_checkpoint,
@@ -46,7 +46,7 @@ VARIANTS = {
 def build(config=VARIANTS["gpt2"], seed=0, implementation="own"):
     torch.manual_seed(seed)
     model = GPT(config)
-    return model, make_adamw(param_groups(model), 1e-2, implementation=implementation)[0]
+    return model, make_adamw(adamw_groups(model, 1e-2), implementation)[0]
 
 
 def assert_same_weights(model, other):

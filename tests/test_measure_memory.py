@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinygpt.adamw import adamw_groups
 from tinygpt.measure.memory import (
     activation_bytes,
     available_memory,
@@ -24,7 +25,7 @@ from tinygpt.measure.memory import (
     used_memory,
 )
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.muon import Muon, muon_groups
+from tinygpt.muon import Muon, by_kind, muon_groups
 from tinygpt.support import UserError
 
 SHAPE = dict(vocab_size=1000, block_size=64, n_layer=2, n_head=4, n_embd=128)
@@ -159,7 +160,7 @@ def test_predicted_peak_holds_where_newton_schulz_makes_it(variant):
 @pytest.mark.parametrize("variant", ["gpt2", "llama", "modern"])
 def test_predicted_peak_holds_with_the_packages_own_muon(variant, size):
     def ours(model):
-        matrices, rest = muon_groups(model)
+        matrices, rest = by_kind(muon_groups(model, adamw_groups(model, 1e-3)))
         return [Muon(matrices), torch.optim.AdamW(rest, fused=True)]
 
     shape, rows = SIZES[size]

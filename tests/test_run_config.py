@@ -134,3 +134,10 @@ def test_the_runs_folder_is_its_name_in_the_place_for_runs(monkeypatch, tmp_path
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     config.run.out, config.run.name = "~/models", "mine"
     assert config.folder == tmp_path / "models" / "mine"
+
+
+def test_an_older_file_is_read_with_todays_names():
+    model = {"attn_impl": "triton", "n_layer": 3}
+    old = {"data": {"data": "shakespeare", "packing": "stream"}, "model": model}
+    config = config_from_dict(old)
+    assert (config.data.source, config.data.packing, config.model.n_layer) == ("shakespeare", "concat", 3)

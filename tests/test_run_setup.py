@@ -158,6 +158,19 @@ GOLDEN_FILE = Path(__file__).parent / "golden_losses.json"
 GOLDEN = json.loads(GOLDEN_FILE.read_text())
 
 
+def test_attention_is_a_setting_of_the_machine_and_not_of_the_model(config):
+    "Trained with one implementation, resumed and sampled with another; they agree to rounding."
+    fused = quiet(config)
+    config.run.name, config.system.attention = "naive", "naive"
+    naive = quiet(config)
+    assert naive.losses == pytest.approx(fused.losses, abs=1e-4)
+    assert [block.attn.impl for block in fused.model.h] == ["fused", "fused"]
+    assert [block.attn.impl for block in naive.model.h] == ["naive", "naive"]
+    assert "naive" not in (checkpoints(naive.run)[-1] / "model.json").read_text()
+    config.system.attention, config.optim.max_steps = "tiled", 12
+    assert quiet(config, resume=True).finished
+
+
 @pytest.mark.parametrize("name", GOLDEN)
 def test_twenty_steps_have_the_losses_they_had_when_they_were_last_looked_at(name, config):
     """Not an oracle, a tripwire: whoever changes these losses shall know it.

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from tinygpt.adamw import AdamW, make_adamw, param_groups
+from tinygpt.adamw import AdamW, adamw_groups, make_adamw
 from tinygpt.data.windows import RandomLoader
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.muon import make_muon
+from tinygpt.muon import make_optimizer, muon_groups
 from tinygpt.schedule_finder import find_lr
 from tinygpt.support import UserError
 
@@ -39,14 +39,14 @@ class Bowl(nn.Module):
 
 
 def multiplied(model):
-    return make_adamw(param_groups(model, lr_multipliers={"embedding": 4.0}), 1e-3)[0]
+    return make_adamw(adamw_groups(model, 1e-3, lr_multipliers={"embedding": 4.0}))[0]
 
 
 OPTIMIZERS = {
-    "adamw": lambda m: make_adamw(param_groups(m), 1e-3)[0],
-    "own adamw": lambda m: AdamW(param_groups(m), 1e-3),
+    "adamw": lambda m: make_adamw(adamw_groups(m, 1e-3))[0],
+    "own adamw": lambda m: AdamW(adamw_groups(m, 1e-3)),
     "adamw with multipliers": multiplied,
-    "muon": lambda m: make_muon(m, 0.02, 0.005)[0],
+    "muon": lambda m: make_optimizer(muon_groups(m, adamw_groups(m, 0.005), 0.02))[0],
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
 }
 
@@ -197,7 +197,7 @@ def test_the_suggestion_trains_better_than_a_tenth_and_thirty_times_of_it():
     def train(lr):
         model = gpt()
         losses = []
-        optimizer = make_adamw(param_groups(model), lr)[0]
+        optimizer = make_adamw(adamw_groups(model, lr))[0]
         for _, (x, y) in zip(range(60), batches(seed=1)):
             optimizer.zero_grad()
             loss = model(x, y)[1]
@@ -214,7 +214,7 @@ def test_the_suggestion_trains_better_than_a_tenth_and_thirty_times_of_it():
 
 def test_the_suggestion_does_not_depend_on_the_rate_the_optimizer_has():
     model = gpt()
-    a, b = (find_lr(model, make_adamw(param_groups(model), lr)[0], batches(), steps=60) for lr in (1e-5, 0.3))
+    a, b = (find_lr(model, make_adamw(adamw_groups(model, lr))[0], batches(), steps=60) for lr in (1e-5, 0.3))
     assert a.suggestion == pytest.approx(b.suggestion) and a.factor * 1e-5 == pytest.approx(b.factor * 0.3)
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'IMPLEMENTATIONS', 'DEFAULTS', 'adamw_update', 'check_adamw', 'AdamW', 'parameter_roles', 'adamw_groups',
-           'implementation_of', 'make_adamw', 'keep_implementation', 'time_implementations', 'param_groups']
+           'implementation_of', 'make_adamw', 'keep_implementation', 'time_implementations']
 
 # %% ../nbs/10_adamw.ipynb #imports
 import math
@@ -229,35 +229,3 @@ def time_implementations(
         except RuntimeError:  # torch says so where a device or a type has no fused kernel
             continue
     return timings
-
-# %% ../nbs/10_adamw.ipynb #until-the-others-follow
-# TEMPORARY: for pages that still use the old names. Removed by /tmp/opt/follow.py
-def param_groups(model, weight_decay=0.1, lr_multipliers=None, decay_multipliers=None):
-    groups = adamw_groups(model, 1.0, (0.9, 0.95), 1e-8, weight_decay, lr_multipliers, decay_multipliers)
-    for group in groups:
-        group["lr_multiplier"] = group.pop("lr")
-        del group["kind"], group["betas"], group["eps"]
-    return groups
-
-
-_new_init, _new_make_adamw = AdamW.__init__, make_adamw
-
-
-def _old_init(self, params, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1):
-    params = [
-        {k: v for k, v in g.items() if k != "lr_multiplier"} | {"lr": lr * g["lr_multiplier"]}
-        if isinstance(g, dict) and "lr_multiplier" in g
-        else g
-        for g in params
-    ]
-    _new_init(self, params, lr, betas, eps, weight_decay)
-
-
-def make_adamw(params, *old, **settings):
-    names = (
-        ("implementation",) if old and isinstance(old[0], str) else ("lr", "betas", "eps", "implementation")
-    )
-    return _new_make_adamw(params, **dict(zip(names, old)), **settings)
-
-
-AdamW.__init__ = _old_init

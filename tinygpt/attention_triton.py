@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 from torch.autograd.function import once_differentiable
 
+from .attention import IMPLEMENTATIONS
 from .support import UserError
 
 try:
@@ -306,3 +307,6 @@ def triton_attention(
         # the interpreter's tl.dot multiplies the bits of bfloat16 as integers (triton 3.9)
         return _Triton.apply(q.float(), k.float(), v.float(), causal, window).to(q.dtype)
     return _Triton.apply(q, k, v, causal, window)
+
+
+IMPLEMENTATIONS["triton"] = triton_attention

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from .accumulate import train_step
-from .adamw import make_adamw, param_groups
+from .adamw import adamw_groups, make_adamw
 from tinygpt.checkpoint import (
     checkpoints,
     find_checkpoint,
@@ -41,7 +41,7 @@ from .data.windows import RandomLoader, ShardLoader
 from .ddp.world import World
 from .ddp.wrap import settle_buckets, wrap_ddp
 from .model import GPT, GPTConfig
-from .muon import make_muon
+from .muon import make_optimizer, muon_groups
 from .precision import LossScaler
 from .schedule import make_schedule
 from .tokenizer import ByteTokenizer
@@ -86,9 +86,9 @@ class SmallRun:
             GPTConfig.gpt2(vocab_size=257, block_size=16, n_layer=2, n_head=2, n_embd=n_embd, dropout=dropout)
         )
         if optimizer == "muon":
-            self.optimizer, _ = make_muon(self.plain)
+            self.optimizer, _ = make_optimizer(muon_groups(self.plain, adamw_groups(self.plain, lr=5e-3)))
         else:
-            self.optimizer, _ = make_adamw(param_groups(self.plain), 1e-2)
+            self.optimizer, _ = make_adamw(adamw_groups(self.plain, lr=1e-2))
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.model = self.plain
         if self.world.world_size > 1:

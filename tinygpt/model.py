@@ -405,6 +405,9 @@ class GPT(nn.Module):
         if impl not in get_args(AttentionImpl):
             choices = ", ".join(get_args(AttentionImpl))
             raise UserError(f"attn_impl = {impl!r} does not work: choose one of {choices}")
+        if impl == "triton":
+            from tinygpt import attention_triton  # noqa: F401  it enters itself among the implementations
+
         for block in self.h:
             block.attn.impl = impl
         return self

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUINTIC', 'newton_schulz_dtype', 'newton_schulz', 'polar_express', 'update_scale', 'muon_update', 'Muon',
-           'muon_groups', 'CombinedOptimizer', 'by_kind', 'make_optimizer', 'make_muon', 'matrix_owners']
+           'muon_groups', 'CombinedOptimizer', 'by_kind', 'make_optimizer', 'matrix_owners']
 
 # %% ../nbs/14_muon.ipynb #imports
 from collections.abc import Sequence
@@ -355,34 +355,6 @@ def make_optimizer(
     muon_line = f"Muon ({matrices.products()} Newton-Schulz) for {counts[0]} matrices"
     adamw_line = f"AdamW ({name}) for the other {counts[1]} tensors"
     return CombinedOptimizer(matrices, rest), f"{muon_line}, {adamw_line}"
-
-# %% ../nbs/14_muon.ipynb #until-the-others-follow
-# TEMPORARY: for pages that still use the old names. Removed by /tmp/opt/follow.py
-_new_muon_groups = muon_groups
-
-
-def muon_groups(model, *args, **settings):
-    if args or "rest" in settings:
-        return _new_muon_groups(model, *args, **settings)
-    from tinygpt.adamw import adamw_groups
-
-    return by_kind(_new_muon_groups(model, adamw_groups(model, 5e-3), **settings))
-
-
-def make_muon(
-    model, lr=0.02, adamw_lr=5e-3, momentum=0.95, weight_decay=0.0, adamw_weight_decay=0.1, betas=(0.9, 0.95),
-    eps=1e-8, implementation="auto", scale="shape", split_qkv=True, dtype=None,
-):  # fmt: skip
-    from tinygpt.adamw import adamw_groups
-
-    groups = muon_groups(
-        model, adamw_groups(model, adamw_lr, betas, eps, adamw_weight_decay), lr, split_qkv,
-        momentum=momentum, weight_decay=weight_decay, scale=scale,
-    )  # fmt: skip
-    optimizer, line = make_optimizer(groups, implementation, dtype)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    return optimizer, line
 
 # %% ../nbs/14_muon.ipynb #owners
 def matrix_owners(

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..accumulate import train_step
-from ..adamw import make_adamw, param_groups
+from ..adamw import adamw_groups, make_adamw
 from .world import World
 from ..model import GPT, GPTConfig
 
@@ -320,7 +320,7 @@ def train_together(
     """
     torch.manual_seed(world.rank)  # each rank begins with other weights: wrapping must make them equal
     model = WRAPS[how](GPT(GPTConfig(**config)).to(dtype), world)
-    optimizer, _ = make_adamw(param_groups(model), lr=1e-3)
+    optimizer, _ = make_adamw(adamw_groups(model, lr=1e-3))
     called = _FlagTooLate(model, rows // world.world_size // micro_batch_size) if sync == "flag" else model
     generator = torch.Generator().manual_seed(0)
     losses = []

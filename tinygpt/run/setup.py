@@ -248,6 +248,7 @@ def begin_run(
 
     torch.manual_seed(config.run.seed)
     model = (weights or GPT(config.model)).to(policy.device)
+    model.set_attention("fused" if system.attention == "auto" else system.attention)
     if world.rank:  # dropout differs between the rows of a batch, so it has to between the ranks
         torch.manual_seed(config.run.seed + world.rank)
     return Run(config, world, policy, peak, data, model, model.num_params())
