@@ -120,3 +120,10 @@ def test_a_run_that_was_moved_goes_on_where_it_is_now(tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new/config.json").write_text(json.dumps(asdict(config)))
     assert parse_arguments(["--resume", str(tmp_path / "new")]).train.folder == tmp_path / "new"
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--config"])
+def test_an_empty_place_to_start_from_is_not_taken_for_the_default(flag):
+    for argv in ([flag, ""], [f"{flag}="]):
+        with pytest.raises(UserError, match=f"{flag} is empty"):
+            parse_arguments(argv)

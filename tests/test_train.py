@@ -195,7 +195,7 @@ def test_a_step_with_a_loss_that_is_not_finite_changes_no_weight(config, poisone
 
 def test_ten_bad_steps_in_a_row_end_the_run_and_name_the_last_good_checkpoint(config, poisoned):
     poisoned.bad_steps = range(6, 100)
-    with pytest.raises(UserError, match=r"10 steps in a row \(to step 16\).*step_000005"):
+    with pytest.raises(UserError, match=r"10 steps in a row \(to step 16\).*step_000015"):
         quiet(config)
     assert poisoned.calls <= 6 + 10 + config.eval.log_every
     losses = [line["loss"] for line in read_metrics(config.folder) if "loss" in line]
@@ -210,11 +210,18 @@ def test_ten_bad_steps_are_counted_between_readings_too(config, poisoned):
         quiet(config)
 
 
-def test_what_is_saved_after_bad_steps_is_the_last_good_state(config, poisoned):
-    poisoned.bad_steps = (4, 9, 19)  # the steps before each save
+def test_what_is_saved_after_bad_steps_is_the_state_that_they_did_not_change(config, poisoned):
+    poisoned.bad_steps = (3, 4, 9, 19)  # the steps before each save
     result = quiet(config)
-    assert [p.name for p in checkpoints(result.run)] == ["step_000015"]
+    assert [p.name for p in checkpoints(result.run)] == [f"step_{step:06d}" for step in (5, 10, 15, 20)]
     assert math.isfinite(result.val.loss)
+    for folder in checkpoints(result.run):
+        assert all(torch.isfinite(p).all() for p in load_model(folder)[0].parameters())
+    config.run.name, poisoned.calls, poisoned.bad_steps = "stopped", 0, (3, 4)
+    config.optim = replace(config.optim, max_steps=5)
+    short = quiet(config)
+    early = load_model(checkpoints(result.run)[0])[0]
+    assert all(torch.equal(a, b) for a, b in zip(short.model.parameters(), early.parameters()))
 
 
 def test_nine_bad_steps_in_a_row_do_not(config, poisoned):

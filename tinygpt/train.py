@@ -22,7 +22,7 @@ from .run.config import TrainConfig
 from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce
 from .run.parallel import any_rank
 from .run.setup import last_words, open_run, score_run
-from .support import command
+from .support import UserError, command
 
 # %% ../nbs/19_train.ipynb #result
 @dataclass
@@ -45,12 +45,13 @@ def train(
     overwrite: bool = False,  # delete an earlier run there
     progress: str = "bar",  # "bar" with lines above it, "lines" only (for notebooks), or "none"
     eval_only: bool = False,  # only score both parts of the data: the run of `resume`, or init_from
-    loss_fn: Callable
-    | None = None,  # loss_fn(module, x, y) -> summed loss of these rows; None: the next token's
+    loss_fn: Callable | None = None,  # (module, x, y) -> summed loss of these rows; None: the next token's
 ) -> TrainResult:
     "Train a GPT. UserError, before anything is written, for settings or data that cannot work."
+    if loss_fn and config.system.loss_chunk:
+        raise UserError("loss_fn needs the logits, all at once: set loss_chunk = 0")
     if eval_only:
-        run, val = score_run(config, resume)
+        run, val = score_run(config, resume, progress == "bar")
         return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
 
     run = open_run(config, resume, overwrite, progress == "bar")
@@ -63,6 +64,8 @@ def train(
             log.add(*stepper(*next(run.loader)))
             run.step += 1
             stop = run.finished or any_rank(run.world, signal.stop)
+            if stop and not run.finished:
+                log.say("stopping: validating, then saving")
             now = due(run.config.eval, run.step, run.finished, stop)
             if now.read:
                 log.read()

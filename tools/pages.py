@@ -69,10 +69,16 @@ def imports_in(source: str) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module == "tinygpt":
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tinygpt."):
-            found.add(node.module.removeprefix("tinygpt."))
+            found |= modules_named(node.module.removeprefix("tinygpt."), [alias.name for alias in node.names])
         elif isinstance(node, ast.Import):
             found |= {a.name.removeprefix("tinygpt.") for a in node.names if a.name.startswith("tinygpt.")}
     return found
+
+
+def modules_named(place: str, names: list[str]) -> set[str]:
+    "What `from tinygpt.<place> import <names>` imports: the module there, or modules of the folder there."
+    is_folder = (ROOT / "tinygpt" / place.replace(".", "/")).is_dir()
+    return {f"{place}.{name}" for name in names} if is_folder else {place}
 
 
 def code_of(path: Path) -> str:
@@ -134,10 +140,11 @@ HEADER = re.compile(r"^\*(?:Core|Deeper|Reference) · \d+ minutes to read, (\d+)
 
 def with_header(source: str, line: str) -> str:
     "The title cell with this header line, which comes after the `> ...` line."
-    if HEADER.search(source):
-        return HEADER.sub(lambda _: line, source, count=1)
-    head, quote, rest = re.match(r"(# .*\n+)(> .*\n?)(.*)", source, re.S).groups()
-    return f"{head}{quote.rstrip()}\n\n{line}\n\n{rest.lstrip()}".rstrip()
+    source = re.sub(r"\n{3,}", "\n\n", HEADER.sub("", source)).strip()
+    lines = source.splitlines()
+    quote = next(i for i, text in enumerate(lines) if text.startswith("> "))
+    rest = "\n".join(lines[quote + 1 :]).strip()
+    return "\n".join([*lines[: quote + 1], "", line, "", rest]).rstrip()
 
 
 def seconds_in(source: str) -> int:

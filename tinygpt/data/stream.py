@@ -288,6 +288,8 @@ class StreamLoader:
         """
         for name, value in self.settings.items():
             before = state["settings"][name]
+            if name == "packing" and before == "stream":
+                before = "concat"  # its old name
             if before != value:
                 raise UserError(
                     f"resume: the loader was stopped with {name} = {before}, and now it is {value}: "

@@ -55,6 +55,9 @@ def starting_point(
     has_preset = bool(argv) and not argv[0].startswith("-")
     name, flags = (argv[0], argv[1:]) if has_preset else (None, list(argv))
     file, run = value_of("--config", flags), value_of("--resume", flags)
+    for flag, value in (("--config", file), ("--resume", run)):
+        if value == "":
+            raise UserError(f"{flag} is empty: name a folder or a file")
     named = {
         word: value for word, value in (("preset", name), ("--config", file), ("--resume", run)) if value
     }

@@ -25,6 +25,7 @@ from ..evaluate.score import Score
 from ..generate.sample import stream_text
 from ..measure.speed import StepMeter, describe, flops_per_token
 from .config import EvalConfig
+from .parallel import any_rank, on_first
 from .report import RunLog, metric_sinks, plot_losses, read_metrics, write_report
 from .setup import Run, compare_with_compressors, judge_of, last_words
 from ..support import UserError
@@ -131,23 +132,26 @@ class Log:
         self.pending = []
         losses = run.parallel.mean(torch.stack(losses)).tolist()
         norms = torch.stack([norm.float() for norm in norms]).tolist()
+        bad_steps = []
         for step, loss, norm, rate in zip(steps, losses, norms, rates):
             self.losses.append(loss)
             self.write(step=step, loss=loss, grad_norm=norm, lr=rate, **reading)
             # with a scaler an infinite norm is its signal to lower the scale, and nothing to worry about
             fine = math.isfinite(loss) and (scaled or math.isfinite(norm))
+            bad_steps += [] if fine else [step]
             self.bad_in_a_row = 0 if fine else self.bad_in_a_row + 1
             if self.bad_in_a_row == BAD_STEPS:
                 self._give_up(step)
         self.bar.set_postfix_str(f"loss {loss:.3f}, {describe(reading)}")
-        if self.bad_in_a_row:
-            what = f"loss {loss}, gradient norm {norm}: not finite, step skipped"
-            self.say(f"step {run.step}: {what} ({self.bad_in_a_row} in a row)")
+        if bad_steps:
+            which = ", ".join(str(step + 1) for step in bad_steps)
+            self.say(f"step {which}: loss or gradient not finite, skipped ({self.bad_in_a_row} in a row now)")
 
     def _give_up(self, step: int):
         config = self.run.config
         remedy = f"lower learning_rate = {config.optim.learning_rate}; {last_words(config)}"
         where = f"{BAD_STEPS} steps in a row (to step {step + 1})"
+        self.say(f"step {self.run.step}: the loss was not finite for {where}: given up")
         raise UserError(f"the loss was not finite for {where}: {remedy}")
 
     @property
@@ -259,20 +263,24 @@ class Keeper:
         self.run, self.log = run, log
 
     def save(self, val_loss: float | None = None) -> bool:
-        "Write a checkpoint, prune the old ones. False, and a line in the log, where something is not finite."
+        "Write a checkpoint, prune the old ones. False, and a line in the log, where weights are not finite."
         run, log = self.run, self.log
         with log.pause():
             # all ranks bring together what is spread
             weights, optimizer = run.parallel.weights(), run.parallel.optimizer_state()
             state = run.state() | dict(val_loss=val_loss)
             good = [bool(torch.isfinite(w).all()) for w in weights.values() if w.is_floating_point()]
-            if log.bad_in_a_row or not all(good):
+            if any_rank(run.world, not all(good)):  # all save, or none
                 log.say(f"step {run.step}: not saved, because it is not finite")
                 return False
             path = run.folder / "checkpoints" / f"step_{run.step:06d}"
-            if run.world.is_main and verify_checkpoint(path):  # not there, or damaged
-                save_checkpoint(path, run.model, run.data.tokenizer, optimizer, state, weights)
-                prune(run.folder, run.config.eval.keep)  # and the best one stays
+
+            def write():
+                if verify_checkpoint(path):  # not there, or damaged
+                    save_checkpoint(path, run.model, run.data.tokenizer, optimizer, state, weights)
+                    prune(run.folder, run.config.eval.keep)  # and the best one stays
+
+            on_first(run.world, write)  # all wait until it is whole; a full disk is told to all
         return True
 
 # %% ../../nbs/more/19_run_loop.ipynb #finish
@@ -315,7 +323,7 @@ def finish(
         title = f"{name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte"
         plot_losses(read_metrics(run.folder), run.folder / "loss.png", title)
     if not run.finished:
-        log.say(f"stopped after step {run.step} of {run.config.optim.max_steps}; go on with: {go_on}")
+        log.say(f"stopped after step {run.step} of {run.config.optim.max_steps}; {last_words(run.config)}")
         return val
     if e.sample_tokens:
         log.say(f"a sample:\n{judge.sample()}")

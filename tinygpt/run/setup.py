@@ -310,9 +310,10 @@ def open_run(
 def score_run(
     config: TrainConfig,
     resume: bool = False,  # score the newest checkpoint in `config.folder`; else the weights of init_from
+    progress: bool = False,
 ) -> tuple[Run, Score]:
     "Score both parts of the data without training; writes nothing."
-    run = begin_run(config, resume, overwrite=True)
+    run = begin_run(config, resume, True, progress)
     if resume:
         resume_run(run)
     say = print if run.world.is_main else lambda line: None
