@@ -202,3 +202,28 @@ def test_a_resumed_runs_metrics_are_whole_before_it_goes_on(run):
 def test_train_is_short_enough_to_be_read_in_one_look():
     lines = inspect.getsource(train).splitlines()
     assert len(lines) <= 45
+
+
+def test_the_rates_of_all_groups_follow_the_schedule_from_its_first_step(run):
+    rates = []
+    with Log(run) as log:
+        stepper = Stepper(run, log.say)
+        tops = [group["lr"] for group in run.parallel.optimizer.param_groups]
+        for _ in range(4):
+            told = stepper(*next(run.loader))[2]
+            rates.append([group["lr"] for group in run.parallel.optimizer.param_groups])
+            assert told == run.config.optim.learning_rate * run.schedule(run.step)
+            run.step += 1
+    assert rates == [[top * run.schedule(step) for top in tops] for step in range(4)]
+    assert len(set(tops)) > 1  # Muon's rate and AdamW's
+
+
+def test_a_sample_is_written_down_with_its_prompt_and_its_step(config):
+    config.eval = replace(config.eval, sample_tokens=7, prompt="The ")
+    run = open_run(config)
+    run.step = 3
+    with Log(run) as log:
+        text = Judge(run, log).sample()
+    run.loader.close()
+    assert text.startswith("The ") and len(text) > 4
+    assert (run.folder / "samples.txt").read_text(encoding="utf-8") == f"--- step 3\n{text}\n"

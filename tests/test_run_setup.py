@@ -1,21 +1,24 @@
 """Before the first step: weights to begin with, scores without training, presets on stand-ins."""
 
 import contextlib
+import copy
 import json
 import math
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints, save_checkpoint
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.run.presets import PRESETS, preset
-from tinygpt.run.setup import check_folder, initial_model, last_words
+from tinygpt.run.setup import begin_run, check_folder, initial_model, last_words
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import main, train
@@ -211,3 +214,35 @@ def test_a_folder_is_taken_only_where_it_is_what_was_asked_for(tmp_path, there, 
         (tmp_path / "run" / there).write_text("{}")
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         check_folder(tmp_path / "run", resume, overwrite)
+
+
+def test_the_callers_config_stays_as_it_was(config):
+    config.model = replace(config.model, vocab_size=300)
+    before = copy.deepcopy(config)
+    run = begin_run(config)
+    assert config == before and run.config != config  # the run's has the vocabulary of its data
+    assert run.config.model.vocab_size == run.data.tokenizer.n_vocab
+
+
+def test_a_resumed_run_has_the_state_of_the_one_that_stopped(config, monkeypatch):
+    "Weights, step, place in the data, and the scaler's state: the losses go on as if nothing had happened."
+    config.eval = replace(config.eval, save_every=4, keep=10)
+    config.model = replace(config.model, vocab_size=300)
+    whole = quiet(config)
+    for folder in checkpoints(whole.run)[1:]:
+        shutil.rmtree(folder)
+    seen, real = [], run_setup.LossScaler.load_state_dict
+
+    def noting(scaler, state):
+        seen.append(state)
+        real(scaler, state)
+
+    monkeypatch.setattr(run_setup.LossScaler, "load_state_dict", noting)
+    resumed = quiet(config, resume=True)
+    assert resumed.losses == whole.losses[4:] and resumed.steps == whole.steps
+    assert seen == [json.loads((checkpoints(whole.run)[0] / "state.json").read_text())["scaler"]]
+
+
+def test_a_run_is_finished_after_exactly_its_steps(config):
+    config.optim = replace(config.optim, max_steps=3, warmup_steps=1)
+    assert len(quiet(config).losses) == 3

@@ -13,7 +13,7 @@ import torch
 
 import tinygpt.run.loop as loop_module
 import tinygpt.run.setup as run_setup
-from tinygpt.checkpoint import checkpoints, load_model
+from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss
 from tinygpt.ddp.world import run_processes
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.run.presets import preset
@@ -208,6 +208,17 @@ def test_ten_bad_steps_are_counted_between_readings_too(config, poisoned):
     config.eval = replace(config.eval, log_every=20, save_every=0, eval_every=0)
     with pytest.raises(UserError, match=r"10 steps in a row \(to step 12\)"):
         quiet(config)
+
+
+def test_the_checkpoint_with_the_lowest_validation_loss_stays(config):
+    config.eval = replace(config.eval, eval_every=0, save_every=5, keep=1)
+    without = quiet(config)
+    assert rank_by_loss(without.run) == []  # nobody asked for validations
+    config.run.name, config.eval.eval_every = "with", 7
+    judged = quiet(config)
+    losses = {line["step"]: line["val_loss"] for line in read_metrics(judged.run) if "val_loss" in line}
+    best = min((5, 10, 15, 20), key=losses.get)
+    assert rank_by_loss(judged.run)[0].name == f"step_{best:06d}"
 
 
 def test_what_is_saved_after_bad_steps_is_the_state_that_they_did_not_change(config, poisoned):
