@@ -146,7 +146,7 @@ def test_a_header_is_written_once_and_keeps_its_seconds():
 
 
 @pytest.mark.parametrize(
-    "path, after", zip(SPINE, [*SPINE[1:], ROOT / "nbs/index.ipynb"]), ids=lambda p: p.stem
+    "path, after", list(zip(SPINE, [*SPINE[1:], ROOT / "nbs/index.ipynb"])), ids=lambda p: p.stem
 )
 def test_go_on_leads_along_the_spine(path, after):
     text = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown")
