@@ -1,3 +1,4 @@
+import errno
 import gc
 import os
 import subprocess
@@ -22,6 +23,7 @@ from tinygpt.support import (
     parse_options,
     peak_bytes,
     plot_style,
+    read_json,
 )
 
 
@@ -225,6 +227,126 @@ def test_of_several_ranks_only_the_first_speaks_and_all_end_alike(arguments, sta
         assert said in done.stderr if rank == "0" else done.stderr == ""
         if arguments[1] in ("-1", "0"):
             assert done.stdout == "not lost\n"  # what was printed before the end has arrived
+
+
+WRITER = """
+import sys, time
+from dataclasses import dataclass
+from pathlib import Path
+from tinygpt.support import command, parse_options
+
+@dataclass
+class Options:
+    text: str = "line"
+    times: int = 1
+    touch: str = ""
+    wait_for: str = ""
+
+@command
+def main(argv):
+    options = parse_options(Options, argv, prog="program")
+    for _ in range(options.times):
+        print(options.text)
+    if options.touch:
+        Path(options.touch).write_text("said")
+    while options.wait_for and not Path(options.wait_for).exists():
+        time.sleep(0.01)
+
+sys.exit(main())
+"""
+
+
+def start_writer(*arguments, **how):
+    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "PYTHONUNBUFFERED")}
+    environ |= how.pop("env", {})
+    return subprocess.Popen([sys.executable, "-c", WRITER, *arguments], env=environ, **how)
+
+
+def test_a_line_is_in_the_file_before_the_command_ends(alone, tmp_path):
+    out, said, go = (tmp_path / name for name in ("out", "said", "go"))
+    with open(out, "w") as f:
+        process = start_writer("--touch", str(said), "--wait-for", str(go), stdout=f)
+        while not said.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+    assert out.read_text() == "line\n"
+    go.write_text("")
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("encoding, said", [("ascii", "caf? ?"), ("latin-1", "café ?"), ("utf-8", "café 中")])
+def test_a_character_that_the_output_cannot_write_becomes_a_question_mark(alone, encoding, said):
+    env = {"PYTHONIOENCODING": encoding}
+    process = start_writer("--text", "café 中", env=env, stdout=subprocess.PIPE)
+    out, _ = process.communicate()
+    assert process.returncode == 0 and out.decode(encoding).strip() == said
+
+
+@pytest.mark.parametrize("arguments", [["--times", "100000"], ["--help"]])
+def test_a_reader_that_has_gone_is_no_mistake(alone, arguments):
+    process = start_writer(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 141
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a disk that is always full")
+def test_an_output_without_room_is_one_sentence(alone):
+    with open("/dev/full", "w") as full:
+        process = start_writer(stdout=full, stderr=subprocess.PIPE)
+    assert process.stderr.read().decode() == "error: the output: No space left on device: make room there\n"
+    assert process.wait() == 2
+
+
+@pytest.mark.parametrize(
+    "number, remedy",
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EACCES, "that you may use"),
+        (errno.ENAMETOOLONG, "a shorter name"),
+        (errno.EISDIR, "a folder where a file should be"),
+        (errno.EIO, "check the path"),
+    ],
+)
+def test_what_the_system_refuses_is_a_sentence_with_the_file_and_a_remedy(alone, capsys, number, remedy):
+    @command
+    def main(argv):
+        raise OSError(number, os.strerror(number), "some/file")
+
+    assert main([]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: some/file: {os.strerror(number)}: ") and remedy in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content, kind, said",
+    [
+        (b'{"a": 1', dict, "is not JSON"),
+        (b"", dict, "is not JSON"),
+        (b"\xff\xfe{", dict, "is not JSON"),
+        (b"[" * 100_000, list, "is not JSON"),
+        (b"[1]", dict, "holds a list where a dict should be"),
+        (b"null", dict, "holds a NoneType where a dict should be"),
+        (b'{"a": 1}', list, "holds a dict where a list should be"),
+    ],
+)
+def test_json_that_cannot_be_read_is_one_sentence(tmp_path, content, kind, said):
+    path = tmp_path / "state.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read_json(path, kind, "make it again")
+    assert said in str(error.value) and str(path) in str(error.value)
+    assert str(error.value).endswith("make it again") and len(str(error.value)) < 400
+
+
+def test_json_is_read_and_a_file_that_is_not_there_is_a_sentence(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"word": "中", "list": [1, 2.5, null]}', encoding="utf-8")
+    assert read_json(path) == {"word": "中", "list": [1, 2.5, None]}
+    for place in (tmp_path, tmp_path / "none.json", path / "below"):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_json(place)
 
 
 @dataclass

@@ -25,6 +25,7 @@ from pages import (
     ROOT,
     header_problems,
     index_problems,
+    notebook_text,
     page_facts,
     reading_order,
     with_seconds,
@@ -90,6 +91,7 @@ def check() -> int:
         patterns = ["tinygpt/**/*.py", "nbs/**/*.ipynb", "README.md", f"{IMAGES}/*"]
         problems = list(differences(ROOT, fresh, patterns))
     problems += [problem for path in chapters() for problem in output_problems(path)]
+    problems += [problem for path in chapters() for problem in form_problems(path)]
     problems += list(index_problems())
     facts = page_facts()
     problems += [problem for path in facts for problem in header_problems(path, facts)]
@@ -135,6 +137,13 @@ def chapters(names=()):
     if not chosen:
         sys.exit(f"no page is called {' or '.join(names)}; there are {', '.join(p.stem for p in files)}")
     return chosen
+
+
+def form_problems(path):
+    "A notebook that a tool has written with all lines of a cell in one: no diff of it can be read."
+    text = path.read_text(encoding="utf-8")
+    if text != notebook_text(nbformat.reads(text, as_version=4)):
+        yield f"{path.name}: not in the form that Jupyter writes (run `make export`)"
 
 
 def output_problems(path):

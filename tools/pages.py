@@ -5,7 +5,6 @@ seconds follows from the index and from the imports.
 """
 
 import ast
-import json
 import math
 import os
 import re
@@ -169,15 +168,21 @@ def with_seconds(source: str, measured: float) -> str:
 
 
 def write_headers() -> None:
-    "Write the line under the title of every page; the seconds stay (`run --write` measures them)."
+    """Write the line under the title of every page; the seconds stay (`run --write` measures them).
+
+    All pages, the index too, come out as Jupyter writes them.
+    """
     facts = page_facts()
-    for path, fact in facts.items():
-        nb = nbformat.read(path, as_version=4)
-        title = nb.cells[0].source
-        nb.cells[0].source = with_header(title, header_line(path, fact, seconds_in(title)))
-        if nb.cells[0].source != title:
-            write_notebook(nb, path)
+    for path in [ROOT / "nbs/index.ipynb", *facts]:
+        before = path.read_text(encoding="utf-8")
+        nb = nbformat.reads(before, as_version=4)
+        if path in facts:
+            title = nb.cells[0].source
+            nb.cells[0].source = with_header(title, header_line(path, facts[path], seconds_in(title)))
+        if notebook_text(nb) != before:
+            path.write_text(notebook_text(nb), encoding="utf-8", newline="\n")
 
 
-def write_notebook(nb, path: Path) -> None:
-    path.write_text(json.dumps(nb, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+def notebook_text(nb) -> str:
+    "The notebook as Jupyter writes it: a line of source, a line of the file, so that a diff can be read."
+    return nbformat.writes(nb, version=4).rstrip("\n") + "\n"
