@@ -96,3 +96,17 @@ def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache)
     with pytest.raises(UserError, match="packing"):
         make_loader("stream", text, 2, 8, packing="tight")
     assert isinstance(files, TokenData)
+
+
+def test_the_stream_loader_does_not_train_on_the_documents_that_are_held_out(tmp_path, cache):
+    names = [f"<{i:03d}>" for i in range(200)]
+    (tmp_path / "d.jsonl").write_text("".join(f'{{"text": "{name} is a document"}}\n' for name in names))
+    data = open_data(str(tmp_path / "d.jsonl"), "byte", loader="stream")
+    loader = make_loader("stream", data, 4, 16)
+    rows = [next(loader)[0] for _ in range(60)]  # 3,840 tokens: the 200 documents have 4,200
+    loader.close()
+    trained = data.tokenizer.decode(torch.cat([x.flatten() for x in rows]).tolist())
+    held_out = data.tokenizer.decode(data.val.tolist())
+    in_val = [name for name in names if name in held_out]
+    assert in_val and not [name for name in in_val if name in trained]
+    assert len([name for name in names if name in trained]) > 100

@@ -16,10 +16,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tinygpt.adamw import AdamW, adamw_groups, make_adamw
 from tinygpt.ddp.world import World, init_world, run_processes
+from tinygpt.ddp.wrap import AfterBackward, Bucketed, Overlapped, wrap_ddp
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.muon import CombinedOptimizer, Muon, make_optimizer, muon_groups
 from tinygpt.precision import LossScaler, unscale_gradients
@@ -652,6 +654,36 @@ def test_a_second_backward_without_no_sync_is_refused_in_a_sentence(world_size):
         assert "no_sync" in result["traffic"]["second backward"]
 
 
+def claimed_twice(world):
+    "What is said where a wrapper and a sharded optimizer both average the gradients of one model."
+    said = {}
+    for wrapper in (AfterBackward, Overlapped, Bucketed, DistributedDataParallel):
+        wrap = functools.partial(wrap_ddp, world=world) if wrapper is DistributedDataParallel else wrapper
+        for first in ("wrapper", "optimizer"):
+            net = nn.Linear(4, 4)
+            second = [wrap, lambda net: DistAdamW(net.parameters())]
+            if first == "optimizer":
+                second.reverse()
+            made = second[0](net)
+            try:
+                second[1](net)
+                said[wrapper.__name__, first] = "nothing"
+            except UserError as error:
+                said[wrapper.__name__, first] = str(error)
+            if first == "optimizer":  # once it has let go, the wrapper is welcome
+                made.detach()
+                wrap(net)
+    return said
+
+
+def test_gradients_are_averaged_by_one_only_a_wrapper_or_a_sharded_optimizer():
+    for said in run_processes(claimed_twice, 2, timeout=240):
+        assert len(said) == 8
+        for (wrapper, first), sentence in said.items():
+            pair = (wrapper, "DistAdamW") if first == "wrapper" else ("DistAdamW", wrapper)
+            assert sentence.startswith(f"{pair[1]}: {pair[0]} averages these gradients"), (first, sentence)
+
+
 # ---- alone, without processes --------------------------------------------------------------------
 
 
@@ -708,9 +740,10 @@ def test_weights_in_buckets_can_be_saved_loaded_and_copied(tmp_path):
 def test_two_sharded_optimizers_on_one_model_are_refused_until_the_first_is_detached():
     net = Net()
     first = sharded(net, "adamw")
-    second = sharded(net, "adamw")
-    with pytest.raises(RuntimeError, match="detach"):
-        net(torch.arange(3)).sum().backward()
+    with pytest.raises(
+        UserError, match="DistAdamW averages these gradients .*detach"
+    ):
+        sharded(net, "adamw")
     first.detach()
     second = sharded(net, "adamw")
     second.detach()

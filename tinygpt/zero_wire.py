@@ -14,6 +14,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from .ddp.wrap import claim_gradients, release_gradients
 from .support import UserError
 
 # %% ../nbs/more/15_zero_wire.ipynb #wire
@@ -200,7 +201,7 @@ class Reducer:
             remedy = "run the earlier ones in `with optimizer.no_sync():`, or call finish() after each"
             raise RuntimeError(f"a second backward in one step: {remedy}")
         if p.grad is None:
-            raise RuntimeError("another sharded optimizer has taken this gradient: detach() it first")
+            raise RuntimeError("another hook has taken this gradient: only one may")
         self.finished = False
         bucket.collect(p)
         bucket.missing.remove(p)
@@ -261,6 +262,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         rounds: list,  # of a step: each has `update(touched)`, which returns works, and a label
     ):
         self.wire, self.buckets, self._rounds = wire, buckets, rounds
+        claim_gradients([p for bucket in buckets for p in bucket.params], type(self).__name__)
         self.reducer = Reducer(buckets, wire)
 
     def add_param_group(self, param_group):
@@ -356,6 +358,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         "Take the hooks off the parameters, so that another optimizer can have them."
         for hook in self.reducer.hooks:
             hook.remove()
+        release_gradients(list(self.reducer.bucket_of))
 
     def state_bytes(self) -> int:
         "Bytes of optimizer state on this rank."
