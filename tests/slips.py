@@ -109,9 +109,27 @@ SLIPS = [
         "print(error)",
         "a wrong solution is only printed",
     ),
-    Slip("support", "command", "status = 2", "status = 1", "a mistake in the input ends as a crash does"),
-    Slip("support", "command", "or 0", "", "a command that ends well gives None"),
-    Slip("support", "command", "if _speaks():", "if True:", "every process tells the mistake"),
+    Slip(
+        "support",
+        "_run_to_status",
+        'return 2, f"error: {error}"',
+        'return 1, f"error: {error}"',
+        "a mistake in the input ends as a crash does",
+    ),
+    Slip("support", "_run_to_status", "or 0", "", "a command that ends well gives None"),
+    Slip(
+        "support",
+        "_run_to_status",
+        "_close_output()\n        return 141",
+        "return 141",
+        "head breaks the pipe",
+    ),
+    Slip("support", "_steady_output", "line_buffering=True", "line_buffering=False", "a file shows nothing"),
+    Slip(
+        "support", "_steady_output", 'errors="replace"', 'errors="strict"', "a run is lost over a character"
+    ),
+    Slip("support", "command", "and _speaks()", "", "every process tells the mistake"),
+    Slip("support", "read_json", "not isinstance(value, kind)", "False", "a list passes for settings"),
     Slip("support", "parse_options", "if not unknown:", "if True:", "a misspelt flag is dropped"),
     Slip("support", "_flags", '_flags(kind, name + ".") or [name]', "[name]", "flags in groups unknown"),
     # 01
@@ -1528,9 +1546,9 @@ SLIPS = [
     Slip("muon", "muon_update", "alpha=-lr * update_scale", "alpha=lr * update_scale", "uphill"),
     Slip(
         "muon",
-        "Muon.step",
-        "(part[0].shape, p.device, p.dtype)",
-        "(part[0].numel(), p.device, p.dtype)",
+        "update_parts",
+        "(p.shape, p.device, p.dtype)",
+        "(p.numel(), p.device, p.dtype)",
         "grouped by numel: shapes mixed (nanochat)",
     ),
     Slip(
@@ -1629,8 +1647,8 @@ SLIPS = [
     Slip(
         "zero",
         "_Round.update",
-        'group["split"] or [len(m.p)]',
-        "[len(m.p)]",
+        "split_matrix(m.p, m.grad, m.buf, group)",
+        "[(m.p, m.grad, m.buf)]",
         "queries, keys and values orthogonalised together",
     ),
     # 16

@@ -769,7 +769,7 @@ def test_there_is_one_update_rule():
     import tinygpt.muon
     import tinygpt.zero as zero
 
-    assert zero.adamw_update is tinygpt.adamw.adamw_update and zero.muon_update is tinygpt.muon.muon_update
+    assert zero.adamw_update is tinygpt.adamw.adamw_update and zero.update_parts is tinygpt.muon.update_parts
     source = open(zero.__file__).read()
     assert not any(word in source for word in ("addcdiv", "sqrt", "lerp", "newton_schulz("))
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .adamw import AdamW, adamw_update
-from .muon import Muon, by_kind, matrix_owners, muon_update
+from .muon import Muon, by_kind, matrix_owners, split_matrix, update_parts
 from .support import UserError
 from .zero_wire import Bucket, ShardedOptimizer, Wire, wait_all
 
@@ -223,28 +223,11 @@ class _Round:
 
     def update(self, touched):
         changed = [m for m in self.matrices if m.p in touched]
-        group = self.matrices[0].group
-        stacks = {}  # shape of a part -> [(part of a matrix, of its gradient, of its momentum), ...]
         for m in changed:
             m.started = True
-            if m.mine:
-                for part in zip(*(t.split(group["split"] or [len(m.p)]) for t in (m.p, m.grad, m.buf))):
-                    stacks.setdefault(part[0].shape, []).append(part)
-        for stack in stacks.values():
-            matrices, grads, bufs = map(list, zip(*stack))
-            muon_update(
-                matrices,
-                grads,
-                bufs,
-                group["lr"],
-                group["momentum"],
-                group["nesterov"],
-                group["weight_decay"],
-                group["scale"],
-                group["steps"],
-                group["coefficients"],
-                self.dtype,
-            )
+        group = self.matrices[0].group
+        parts = [part for m in changed if m.mine for part in split_matrix(m.p, m.grad, m.buf, group)]
+        update_parts(parts, group, self.dtype)
         works = []
         for m in changed:
             works += m.wire.broadcast(m.p.detach(), m.owner, m.label)
