@@ -211,6 +211,40 @@ def questions(tmp_path_factory):
     return folder, files, names
 
 
+def test_a_task_on_a_local_file_is_told_to_the_harness_as_its_format_wants(tmp_path):
+    "What lm-eval reads, seen without it."
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        "Knows the harness's own tag for a function."
+
+    Loader.add_constructor("!function", lambda loader, node: f"function {node.value}")
+    data = tmp_path / "questions.jsonl"
+    data.write_text("{}\n")
+    wanted = {
+        "hellaswag": ("multiple_choice", {"acc", "acc_norm"}),
+        "storycloze": ("multiple_choice", {"acc", "acc_norm"}),
+        "lambada": ("loglikelihood", {"acc", "perplexity"}),
+    }
+    for task, (output, metrics) in wanted.items():
+        out = tmp_path / f"tasks_{task}"
+        name = write_harness_task(task, data, out)
+        told = yaml.load((out / f"{name}.yaml").read_text(), Loader)
+        assert told["task"] == name == f"local_{task}" and told["output_type"] == output
+        assert told["dataset_path"] == "json"
+        assert told["dataset_kwargs"]["data_files"][told["test_split"]] == data.resolve().as_posix()
+        assert {m["metric"] for m in told["metric_list"]} == metrics
+        for m in told["metric_list"]:
+            better = (m["metric"] != "perplexity", "perplexity" if m["metric"] == "perplexity" else "mean")
+            assert (m["higher_is_better"], m["aggregation"]) == better
+        assert (out / "prepare.py").exists() == (task == "hellaswag")
+    with pytest.raises(UserError, match="task = quiz is not known"):
+        write_harness_task("quiz", data, tmp_path / "other")
+    with pytest.raises(UserError, match="is not a file of the kinds"):
+        write_harness_task("lambada", tmp_path / "none.jsonl", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 @harness
 @pytest.mark.parametrize(
     "kind, way", [("gpt2", "export"), ("llama", "export"), ("llama", "adapter"), ("modern", "adapter")]

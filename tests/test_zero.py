@@ -740,9 +740,7 @@ def test_weights_in_buckets_can_be_saved_loaded_and_copied(tmp_path):
 def test_two_sharded_optimizers_on_one_model_are_refused_until_the_first_is_detached():
     net = Net()
     first = sharded(net, "adamw")
-    with pytest.raises(
-        UserError, match="DistAdamW averages these gradients .*detach"
-    ):
+    with pytest.raises(UserError, match="DistAdamW averages these gradients .*detach"):
         sharded(net, "adamw")
     first.detach()
     second = sharded(net, "adamw")
