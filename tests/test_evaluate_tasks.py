@@ -20,12 +20,14 @@ from tinygpt.evaluate.tasks import (
     Item,
     continuation_losses,
     encode_pair,
+    evaluate_task,
     hellaswag_item,
     lambada_item,
     load_items,
     pair_windows,
     read_rows,
     score_items,
+    task_line,
     wilson_interval,
 )
 from tinygpt.model import GPT, GPTConfig
@@ -355,3 +357,26 @@ def test_a_gpu_gives_the_losses_of_the_cpu():
     want, _ = continuation_losses(model, pairs)
     got, _ = continuation_losses(model.to("cuda"), pairs)
     np.testing.assert_allclose(got, want, rtol=1e-3)
+
+
+def test_a_task_is_asked_as_told_and_stands_beside_what_was_published(tmp_path):
+    model, tok = make_model(), ByteTokenizer()
+    path = tmp_path / "l.jsonl"
+    path.write_text("".join(json.dumps({"text": f"a {c} b {c}"}) + "\n" for c in "xyzuvw"))
+    result = evaluate_task(model, tok, "lambada", str(path), limit=4, batch_size=3)
+    scores = score_items(model, tok, load_items("lambada", str(path), 4), 6)
+    assert result["n"] == 4 and result["perplexity"] == pytest.approx(scores["perplexity"], rel=1e-5)
+    asked = dict(task="lambada", data=str(path), limit=4, published=TASKS["lambada"].published)
+    assert asked.items() <= result.items()
+    assert set(scores) <= set(result)
+
+
+def test_the_line_of_a_task_shows_its_metric_first_with_intervals_and_the_published_ones():
+    result = dict(task="hellaswag", n=20, options=4, published={"GPT-2": 29.4})
+    result |= dict(acc=0.25, acc_95=[0.1, 0.5], acc_norm=0.3, acc_norm_95=[0.15, 0.55])
+    line = "acc_norm 30.0 % [15.0, 55.0], acc 25.0 % [10.0, 50.0]; n = 20 | GPT-2 29.4 %"
+    assert task_line(result) == f"hellaswag: {line}"
+    result = dict(task="lambada", n=7, options=1, published={}, acc=1.0, acc_95=[0.6, 1.0])
+    result |= dict(sampled=0.125, perplexity=8.0, perplexity_95=[4.0, 16.0])
+    line = "acc 100.0 % [60.0, 100.0], sampled 12.5 %, perplexity 8.00 [4.00, 16.00]; n = 7 | "
+    assert task_line(result) == f"lambada: {line}"
