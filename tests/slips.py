@@ -2004,7 +2004,7 @@ SLIPS = [
     Slip(
         "run.command",
         "starting_point",
-        "config.run.out, config.run.name = str(Path(run).parent), Path(run).name",
+        "config.run.out, config.run.name = str(folder.parent), folder.name",
         "pass",
         "a run that was moved writes to its old place",
     ),
@@ -2032,11 +2032,17 @@ SLIPS = [
     Slip(
         "run.report",
         "read_metrics",
-        "except ValueError:\n            break",
-        "except ZeroDivisionError:\n            break",
+        "elif number < len(texts) or len(texts) == 1:",
+        "else:",
         "a last line that was cut off ends the run",
     ),
-    Slip("run.setup", "check_folder", "if not overwrite:", "if False:", "an earlier run is deleted unasked"),
+    Slip(
+        "run.folder",
+        "check_folder",
+        "elif os.path.lexists(folder):",
+        "elif False:",
+        "an earlier run is deleted unasked",
+    ),
     Slip(
         "run.setup",
         "initial_model",

@@ -32,8 +32,8 @@ def test_a_config_survives_json(config):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("{", "not json"),
-        ("[]", "no settings"),
+        ("{", "is not JSON"),
+        ("[]", "a list where a dict"),
         ('{"optim": {"lr": 1}}', "optim.lr"),
         ('{"typo": {}}', "typo"),
         ('{"optim": 3}', "optim"),

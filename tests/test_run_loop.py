@@ -12,36 +12,19 @@ import torch
 
 from tinygpt.checkpoint import checkpoints, rank_by_loss
 from tinygpt.measure.speed import host_reads
-from tinygpt.model import GPTConfig
 from tinygpt.run.config import EvalConfig
 from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due
-from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import open_run
+from tinygpt.support import UserError
 from tinygpt.train import train
-
-MODEL = dict(vocab_size=257, block_size=16, n_layer=2, n_head=2, n_embd=32)
-
-
-@pytest.fixture
-def config(tmp_path, words):
-    config = preset("laptop")
-    config.run.out, config.run.name = str(tmp_path / "runs"), "test"
-    config.system = replace(config.system, device="cpu", dtype="float32")  # the same on every CPU
-    config.data = replace(config.data, source=str(words), tokenizer="byte", batch_size=4)
-    config.model = GPTConfig.modern(**MODEL)
-    config.optim = replace(config.optim, max_steps=20, warmup_steps=2)
-    config.eval = replace(
-        config.eval, eval_every=0, eval_tokens=300, final_eval_tokens=400, save_every=0, sample_tokens=0
-    )
-    return config
 
 
 @pytest.fixture
 def run(config):
     run = open_run(config)
     yield run
-    run.loader.close()
+    run.close()
 
 
 def test_signal_handlers_are_put_back_and_other_threads_may_train():
@@ -122,17 +105,25 @@ def test_fifty_steps_read_nothing_back(config, optimizer):
     stepper(*batches.pop())
     assert host_reads(lambda: [stepper(x, y) for x, y in batches]) == 0
     assert host_reads(lambda: [stepper(x, y)[1].item() for x, y in batches]) >= 50  # the counter counts
-    run.loader.close()
+    run.close()
 
 
-def test_weights_that_are_not_finite_are_not_saved_even_after_a_finite_loss(run):
+def test_weights_that_are_not_finite_end_the_run_and_are_not_saved_even_after_a_finite_loss(run, monkeypatch):
+    gathered = []
+    monkeypatch.setattr(run.parallel, "optimizer_state", lambda: gathered.append(1) or {})
     with Log(run) as log:
         keeper = Keeper(run, log)
-        assert keeper.save() and len(checkpoints(run.folder)) == 1
+        keeper.save()
+        assert len(checkpoints(run.folder)) == len(gathered) == 1
         run.step = 1
         with torch.no_grad():
             run.model.wte.weight[0, 0] = math.inf
-        assert not keeper.save() and len(checkpoints(run.folder)) == 1
+        with pytest.raises(
+            UserError, match="weights were not finite after step 1: lower .*step_000000; go on"
+        ):
+            keeper.save()
+        assert len(checkpoints(run.folder)) == 1
+        assert len(gathered) == 1  # what is not saved is not gathered either
     assert "not finite" in (run.folder / "log.txt").read_text()
 
 
@@ -185,7 +176,7 @@ def test_a_loss_of_ones_own_trains_with_the_same_loop(config):
     same = train(config, progress="none", loss_fn=lambda module, x, y: module(x, y, reduction="sum")[1])
     assert same.losses == plain.losses != own.losses
     # one target of each row counts, and the sum is divided by all of them
-    assert own.losses[0] == pytest.approx(plain.losses[0] / MODEL["block_size"], rel=0.2)
+    assert own.losses[0] == pytest.approx(plain.losses[0] / config.model.block_size, rel=0.2)
 
 
 def test_a_resumed_runs_metrics_are_whole_before_it_goes_on(run):
@@ -224,6 +215,6 @@ def test_a_sample_is_written_down_with_its_prompt_and_its_step(config):
     run.step = 3
     with Log(run) as log:
         text = Judge(run, log).sample()
-    run.loader.close()
+    run.close()
     assert text.startswith("The ") and len(text) > 4
     assert (run.folder / "samples.txt").read_text(encoding="utf-8") == f"--- step 3\n{text}\n"

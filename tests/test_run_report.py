@@ -106,7 +106,7 @@ def test_the_report_holds_results_settings_the_last_sample_and_the_commands(tmp_
     for part in (
         "# A run",
         "| loss | 3.1 |",
-        "> late words\n> and more",
+        "```\nlate words\nand more\n```",
         "| lr | `0.25` |",
         "```bash\npython -m x\n```",
         "![training and validation loss](loss.png)",

@@ -1,6 +1,5 @@
 """Before the first step: weights to begin with, scores without training, presets on stand-ins."""
 
-import contextlib
 import copy
 import json
 import math
@@ -18,7 +17,7 @@ from tinygpt.checkpoint import checkpoints, save_checkpoint
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.run.presets import PRESETS, preset
-from tinygpt.run.setup import begin_run, check_folder, initial_model, last_words
+from tinygpt.run.setup import begin_run, initial_model, last_words
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import main, train
@@ -27,16 +26,10 @@ SMALL = dict(vocab_size=257, block_size=32, n_layer=2, n_head=2, n_embd=32)
 
 
 @pytest.fixture
-def config(tmp_path, words):
-    config = preset("laptop")
-    config.run.out, config.run.name = str(tmp_path / "runs"), "test"
-    config.system = replace(config.system, device="cpu", dtype="float32")  # the same on every CPU
-    config.data = replace(config.data, source=str(words), tokenizer="byte", batch_size=4)
+def config(config):
     config.model = GPTConfig.gpt2(**SMALL)
-    config.optim = replace(config.optim, optimizer="adamw", learning_rate=1e-3, max_steps=10, warmup_steps=2)
-    config.eval = replace(
-        config.eval, eval_every=0, eval_tokens=300, final_eval_tokens=1000, save_every=0, sample_tokens=0
-    )
+    config.optim = replace(config.optim, optimizer="adamw", learning_rate=1e-3, max_steps=10)
+    config.eval = replace(config.eval, final_eval_tokens=1000)
     return config
 
 
@@ -192,28 +185,6 @@ def golden_losses(name, config):
     config.model = getattr(GPTConfig, form)(**SMALL)
     config.optim = replace(config.optim, optimizer=optimizer, max_steps=20)
     return [round(loss, 5) for loss in quiet(config).losses]
-
-
-@pytest.mark.parametrize(
-    "there, resume, overwrite, words",
-    [
-        ("", False, False, ""),
-        ("", False, True, ""),
-        ("", True, False, "not a run folder"),
-        ("config.json", False, False, "exists"),
-        ("config.json", False, True, ""),
-        ("config.json", True, False, ""),
-        ("thesis.txt", False, False, "exists"),
-        ("thesis.txt", False, True, "not deleted"),
-        ("thesis.txt", True, False, "not a run folder"),
-    ],
-)
-def test_a_folder_is_taken_only_where_it_is_what_was_asked_for(tmp_path, there, resume, overwrite, words):
-    if there:
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run" / there).write_text("{}")
-    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
-        check_folder(tmp_path / "run", resume, overwrite)
 
 
 def test_the_callers_config_stays_as_it_was(config):

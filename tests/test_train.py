@@ -16,9 +16,10 @@ import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss
 from tinygpt.ddp.world import run_processes
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.run.folder import check_folder
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
-from tinygpt.run.setup import check_folder, compare_with_compressors
+from tinygpt.run.setup import compare_with_compressors
 from tinygpt.schedule import make_schedule
 from tinygpt.support import UserError
 from tinygpt.train import losses_of, main, train
