@@ -151,7 +151,7 @@ TEXTS = [
     ("a tokenizer that is a text", "--data text.txt --tokenizer text.txt", "is not a tokenizer"),
     ("weights that are nowhere", BYTES + " --init-from nowhere", "nowhere"),
     ("weights in an empty folder", BYTES + " --init-from nothing", "nothing"),
-    ("weights of another vocabulary", CHARS + " --init-from runs/done", "block_size"),
+    ("weights of a shorter context", BYTES + " --init-from runs/done --block-size 64", "block_size = 64"),
 ]
 
 FLAGS = [
@@ -302,16 +302,18 @@ def test_a_bad_config_is_refused_in_a_sentence(folder, text, word, monkeypatch, 
     assert_refused(main, ["--config", "given.json"], word, folder, capsys)
 
 
-@pytest.mark.parametrize("variable", ["HOME", "TINYGPT_CACHE"])
-def test_a_home_or_a_cache_that_is_a_file_is_refused_in_a_sentence(folder, variable, monkeypatch, capsys):
+def test_a_home_that_is_a_file_is_refused_in_a_sentence(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder / "text.txt"))
-    monkeypatch.setenv(variable, str(folder / "text.txt"))
-    if variable == "HOME":
-        argv = shlex.split(BYTES + " --out ~/runs".replace("~", "'~'"))
-    else:
-        argv = shlex.split(BYTES)
-    assert_refused(main, argv, "text.txt", folder, capsys)
+    assert_refused(main, shlex.split(BYTES + " --out '~/runs'"), "text.txt is no folder", folder, capsys)
+
+
+def test_a_cache_that_is_a_file_is_refused_in_a_sentence(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TINYGPT_CACHE", str(folder / "text.txt"))
+    assert main(shlex.split(BYTES)) == 2
+    assert "text.txt/tokens: Not a directory" in capsys.readouterr().err
+    assert not (folder / "runs/laptop").exists()
 
 
 def test_the_table_is_long():

@@ -64,6 +64,8 @@ class DataConfig:
     loader: Literal["random", "shard", "stream"] = "random"
     """random: windows at random places. shard: every window once an epoch.
     stream: documents, tokenized while training."""
+    text_key: str = "text"
+    """Of documents in parquet or jsonl: the column or field that holds the text."""
     packing: Literal["concat", "bos"] = "concat"
     """Of the stream loader. concat: documents one after the other, none cropped.
     bos: each row begins with a document, and long ones are cropped."""

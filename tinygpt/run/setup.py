@@ -59,7 +59,7 @@ def open_run_data(
 ) -> TokenData:
     "The data of the config. UserError if it is shorter than a row."
     d, T = config.data, config.model.block_size
-    data = open_data(d.source, d.tokenizer, config.model.vocab_size, d.loader, progress)
+    data = open_data(d.source, d.tokenizer, config.model.vocab_size, d.loader, progress, d.text_key)
     is_tokens = isinstance(data.train, (np.ndarray, Shards))
     if is_tokens and len(data.train) <= T:
         remedy = "lower block_size, or bring more text"
@@ -357,8 +357,17 @@ def equip_run(
     if saved:
         check_same(run, "text", saved.get("data"), data_fingerprint(run.data))
         on_all(world, lambda: run.parallel.load_optimizer_state(saved["optimizer"]))
-        on_all(world, lambda: run.loader.load_state_dict(saved["loader"]))
+        on_all(world, lambda: _find_place(run.loader, saved["loader"], d.loader))
         run.scaler.load_state_dict(saved["scaler"])
+
+
+def _find_place(loader, state, kind: str) -> None:
+    "Put the loader where the checkpoint's was. UserError where that was another kind."
+    try:
+        loader.load_state_dict(state)
+    except (KeyError, TypeError):
+        told = f"resume: the checkpoint's place in the data is none for loader = {kind}"
+        raise UserError(f"{told}: give the loader of that run, as its config.json has it") from None
 
 # %% ../../nbs/more/19_run_setup.ipynb #open
 def open_run(
