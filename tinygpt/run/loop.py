@@ -8,8 +8,10 @@ __all__ = ['BAD_STEPS', 'LossFn', 'StopSignal', 'Due', 'due', 'Log', 'Stepper', 
 
 # %% ../../nbs/more/19_run_loop.ipynb #imports
 import math
+import os
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -81,6 +83,27 @@ def due(
 BAD_STEPS = 10  # in a row end a run
 
 
+class _Screen:
+    "stderr for a progress bar; where nobody can read it any more, it goes nowhere."
+
+    def write(self, text: str):
+        self._try(sys.stderr.write, text)
+
+    def flush(self):
+        self._try(sys.stderr.flush)
+
+    def _try(self, act: Callable, *args):
+        try:
+            act(*args)
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stderr.fileno())
+            os.close(null)
+
+    def __getattr__(self, name: str):
+        return getattr(sys.stderr, name)
+
+
 class Log:
     "Reads, shows and writes down the numbers of a run, and ends it where they are not finite for long."
 
@@ -94,7 +117,7 @@ class Log:
         self.run, self.progress, config = run, progress if run.world.is_main else "none", run.config
         bar = dict(total=config.optim.max_steps, initial=run.step, desc=config.run.name, unit="step")
         quiet = self.progress != "bar"
-        self.bar = tqdm(**bar, disable=quiet, smoothing=0.1, dynamic_ncols=True)
+        self.bar = tqdm(**bar, disable=quiet, smoothing=0.1, dynamic_ncols=True, file=_Screen())
         show = {"bar": self.bar.write, "lines": print}.get(self.progress, lambda text: None)
         self.files = RunLog(run.folder if run.world.is_main else None, from_step=run.step, show=show)
         if run.world.is_main:
