@@ -340,7 +340,7 @@ MISTAKES = {
     "too small for the vocabulary": (["--data", "short.txt"], "4096"),
     "truncated token file": (["--data", "tokens"], "train.bin"),
     "no such GPU": (["--device", "cuda:7"], "cuda:7"),
-    "existing run": (["--name", "existing"], "--resume"),
+    "existing folder": (["--name", "existing"], "choose another --name"),
     "resume nothing": (["--resume", "runs/nothing"], "runs/nothing"),
     "a broken config": (["--config", "latin.txt"], "latin.txt"),
 }
