@@ -18,13 +18,15 @@ import torch
 
 import tinygpt.run.loop as run_loop
 from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss
+from tinygpt.ddp.world import run_processes
 from tinygpt.measure.speed import host_reads
 from tinygpt.run.config import EvalConfig
+from tinygpt.run.folder import claim_folder
 from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import open_run
 from tinygpt.support import UserError
-from tinygpt.train import main, train
+from tinygpt.train import losses_of, main, train
 
 
 @pytest.fixture
@@ -467,6 +469,22 @@ def test_what_packing_cropped_away_stands_in_log_and_report(config, tmp_path):
     assert f"| left out | {dropped:,} tokens" in (result.run / "report.md").read_text()
     config.run.name, config.data.packing = "concat", "concat"  # the remedy
     assert "cropped away" not in (train(config, progress="none").run / "log.txt").read_text()
+
+
+def test_two_ranks_hold_one_folder_and_add_up_what_they_cropped(config, tmp_path):
+    documents = tmp_path / "documents.jsonl"
+    lines = [json.dumps({"text": f"Number {i}: " + "long and longer " * 20}) for i in range(300)]
+    documents.write_text("\n".join(lines))
+    config.data = replace(config.data, source=str(documents), loader="stream", packing="bos")
+    run_processes(losses_of, 2, config, timeout=240)
+    [told] = re.findall(
+        r"[\d,]+ tokens were cropped away, ([\d,]+) trained on", (config.folder / "log.txt").read_text()
+    )
+    assert int(told.replace(",", "")) == 20 * 4 * 16
+    before = sorted(config.folder.rglob("*"))
+    with claim_folder(config.folder), pytest.raises(RuntimeError, match="belongs to a run that is at work"):
+        run_processes(losses_of, 2, config, timeout=240)
+    assert sorted(config.folder.rglob("*")) == before
 
 
 def test_commands_that_are_printed_are_quoted_for_a_shell(config, capsys):
