@@ -1,6 +1,7 @@
 """Every test runs with a cache folder of its own, so that nothing of the user's is read or changed."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -30,3 +31,21 @@ def words(tmp_path):
         lines.append(f"The {i % 17}th of {i % 12} months is a good day for number {i}. Or is it?\n")
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def config(tmp_path, words):
+    "A run of seconds on a small text, by bytes; a test file changes what it is about."
+    from tinygpt.model import GPTConfig
+    from tinygpt.run.presets import preset
+
+    config = preset("laptop")
+    config.run.out, config.run.name = str(tmp_path / "runs"), "test"
+    config.system = replace(config.system, device="cpu", dtype="float32")  # the same on every CPU
+    config.data = replace(config.data, source=str(words), tokenizer="byte", batch_size=4)
+    config.model = GPTConfig.modern(vocab_size=257, block_size=16, n_layer=2, n_head=2, n_embd=32)
+    config.optim = replace(config.optim, max_steps=20, warmup_steps=2)
+    config.eval = replace(
+        config.eval, eval_every=0, eval_tokens=300, final_eval_tokens=400, save_every=0, sample_tokens=0
+    )
+    return config

@@ -1,12 +1,21 @@
 import dataclasses
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpt.run.config import TrainConfig, config_from_dict, load_config
+from tinygpt.measure.memory import predict_memory
+from tinygpt.run.config import (
+    TrainConfig,
+    check_memory,
+    config_from_dict,
+    least_memory,
+    load_config,
+    machine_memory,
+)
 from tinygpt.run.presets import preset
 from tinygpt.support import UserError
 
@@ -32,8 +41,8 @@ def test_a_config_survives_json(config):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("{", "not json"),
-        ("[]", "no settings"),
+        ("{", "is not JSON"),
+        ("[]", "a list where a dict"),
         ('{"optim": {"lr": 1}}', "optim.lr"),
         ('{"typo": {}}', "typo"),
         ('{"optim": 3}', "optim"),
@@ -152,3 +161,49 @@ def test_triton_that_cannot_run_is_told_before_anything_is_written():
     config.system.device, config.system.attention, config.model.dropout = "cpu", "triton", 0.2
     problems = [problem for problem in config.problems() if "triton" in problem]
     assert "dropout" in problems[0]
+
+
+@pytest.mark.parametrize("name", ["laptop", "shakespeare-char", "gpt2", "tinystories"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_least_memory_is_below_what_a_step_is_predicted_to_take(name, optimizer):
+    "So nothing is refused that could run; and not so far below that nothing ever is."
+    config = preset(name)
+    config.optim.optimizer, config.model.dropout = optimizer, 0.0
+    rows = config.data.micro_batch_size or config.data.batch_size
+    least, predicted = least_memory(config), predict_memory(config.model, rows, optimizer=optimizer).total
+    assert predicted / 10 < least < predicted
+
+
+def test_what_is_spread_over_processes_needs_less_of_each():
+    config = preset("gpt2")
+    one = least_memory(config)
+    config.system.parallel = "zero"
+    zero = least_memory(config, world_size=8)
+    config.system.parallel = "fsdp"
+    assert least_memory(config, world_size=8) < zero < one
+    config.system.loss_chunk = 1024
+    assert least_memory(config) < one - 4e9  # the logits of 32 rows
+
+
+def test_a_model_that_cannot_fit_is_refused_with_both_numbers():
+    config, device = preset("laptop"), torch.device("cpu")
+    there = machine_memory(device)
+    if there is None:
+        pytest.skip("the system does not tell its memory")
+    check_memory(config, device)
+    config.model = replace(config.model, n_embd=192 * 1000)
+    with pytest.raises(
+        UserError, match=f"take at least {least_memory(config):,} bytes, and cpu has {there:,}"
+    ):
+        check_memory(config, device)
+    config.model = replace(config.model, n_embd=192)  # the remedy
+    check_memory(config, device)
+
+
+@pytest.mark.parametrize(
+    "name", ["laptop", "2026-11-22", "a.b", "my run; $(x)", "Übung_3", ".hidden", "a~b", "x" * 200]
+)
+def test_names_of_all_kinds_are_names(name):
+    config = preset("laptop")
+    config.system.device, config.run.name = "cpu", name
+    assert config.problems() == []

@@ -3,45 +3,37 @@
 import inspect
 import json
 import math
+import os
+import re
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
-from tinygpt.checkpoint import checkpoints, rank_by_loss
+import tinygpt.run.loop as run_loop
+from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss
+from tinygpt.ddp.world import run_processes
 from tinygpt.measure.speed import host_reads
-from tinygpt.model import GPTConfig
 from tinygpt.run.config import EvalConfig
+from tinygpt.run.folder import claim_folder
 from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due
-from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import open_run
-from tinygpt.train import train
-
-MODEL = dict(vocab_size=257, block_size=16, n_layer=2, n_head=2, n_embd=32)
-
-
-@pytest.fixture
-def config(tmp_path, words):
-    config = preset("laptop")
-    config.run.out, config.run.name = str(tmp_path / "runs"), "test"
-    config.system = replace(config.system, device="cpu", dtype="float32")  # the same on every CPU
-    config.data = replace(config.data, source=str(words), tokenizer="byte", batch_size=4)
-    config.model = GPTConfig.modern(**MODEL)
-    config.optim = replace(config.optim, max_steps=20, warmup_steps=2)
-    config.eval = replace(
-        config.eval, eval_every=0, eval_tokens=300, final_eval_tokens=400, save_every=0, sample_tokens=0
-    )
-    return config
+from tinygpt.support import UserError
+from tinygpt.train import losses_of, main, train
 
 
 @pytest.fixture
 def run(config):
     run = open_run(config)
     yield run
-    run.loader.close()
+    run.close()
 
 
 def test_signal_handlers_are_put_back_and_other_threads_may_train():
@@ -122,17 +114,25 @@ def test_fifty_steps_read_nothing_back(config, optimizer):
     stepper(*batches.pop())
     assert host_reads(lambda: [stepper(x, y) for x, y in batches]) == 0
     assert host_reads(lambda: [stepper(x, y)[1].item() for x, y in batches]) >= 50  # the counter counts
-    run.loader.close()
+    run.close()
 
 
-def test_weights_that_are_not_finite_are_not_saved_even_after_a_finite_loss(run):
+def test_weights_that_are_not_finite_end_the_run_and_are_not_saved_even_after_a_finite_loss(run, monkeypatch):
+    gathered = []
+    monkeypatch.setattr(run.parallel, "optimizer_state", lambda: gathered.append(1) or {})
     with Log(run) as log:
         keeper = Keeper(run, log)
-        assert keeper.save() and len(checkpoints(run.folder)) == 1
+        keeper.save()
+        assert len(checkpoints(run.folder)) == len(gathered) == 1
         run.step = 1
         with torch.no_grad():
             run.model.wte.weight[0, 0] = math.inf
-        assert not keeper.save() and len(checkpoints(run.folder)) == 1
+        with pytest.raises(
+            UserError, match="weights were not finite after step 1: lower .*step_000000; go on"
+        ):
+            keeper.save()
+        assert len(checkpoints(run.folder)) == 1
+        assert len(gathered) == 1  # what is not saved is not gathered either
     assert "not finite" in (run.folder / "log.txt").read_text()
 
 
@@ -185,7 +185,7 @@ def test_a_loss_of_ones_own_trains_with_the_same_loop(config):
     same = train(config, progress="none", loss_fn=lambda module, x, y: module(x, y, reduction="sum")[1])
     assert same.losses == plain.losses != own.losses
     # one target of each row counts, and the sum is divided by all of them
-    assert own.losses[0] == pytest.approx(plain.losses[0] / MODEL["block_size"], rel=0.2)
+    assert own.losses[0] == pytest.approx(plain.losses[0] / config.model.block_size, rel=0.2)
 
 
 def test_a_resumed_runs_metrics_are_whole_before_it_goes_on(run):
@@ -224,6 +224,278 @@ def test_a_sample_is_written_down_with_its_prompt_and_its_step(config):
     run.step = 3
     with Log(run) as log:
         text = Judge(run, log).sample()
-    run.loader.close()
+    run.close()
     assert text.startswith("The ") and len(text) > 4
     assert (run.folder / "samples.txt").read_text(encoding="utf-8") == f"--- step 3\n{text}\n"
+
+
+@pytest.mark.parametrize("settings", [dict(eps=1e-30), dict(learning_rate=1e15), dict(muon_lr=1e15)])
+def test_a_run_that_diverges_ends_with_its_sentence_and_keeps_no_bad_checkpoint(config, settings):
+    "Also where it is asked for samples: there are no probabilities to draw from."
+    config.optim = replace(config.optim, max_steps=60, **settings)
+    config.eval = replace(config.eval, eval_every=1, save_every=1, sample_tokens=3, keep=99)
+    try:
+        assert train(config, progress="none").finished
+    except UserError as error:
+        assert "not finite" in str(error) and "lower learning_rate" in str(error), error
+    for folder in checkpoints(config.folder):
+        assert all(torch.isfinite(p).all() for p in load_model(folder)[0].parameters())
+
+
+def test_a_sample_of_a_model_without_probabilities_is_none(config):
+    config.eval = replace(config.eval, sample_tokens=7)
+    run = open_run(config)
+    with torch.no_grad():
+        run.model.wte.weight.fill_(math.nan)
+    with Log(run) as log:
+        judge = Judge(run, log)
+        judge.validate()
+        assert judge.sample() == ""
+    run.close()
+
+
+# a process that kills itself as soon as its second checkpoint is good
+KILLED = """
+import os
+import signal
+import sys
+from dataclasses import replace
+
+import tinygpt.run.loop as loop
+from tinygpt.run.config import load_config
+from tinygpt.train import train
+
+real, saved = loop.prune, []
+
+
+def prune(*args):
+    saved.append(1)
+    if len(saved) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*args)
+
+
+loop.prune = prune
+train(load_config(sys.argv[1]), resume=len(sys.argv) > 2, progress="none")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+def test_a_kill_right_after_a_checkpoint_loses_no_line_of_what_it_covers(config, tmp_path):
+    "Neither in a new run nor in one that was resumed, and so has cut and copied its file."
+    config.eval = replace(config.eval, eval_every=5, save_every=5, log_every=7)
+    config.optim.max_steps = 40
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps(asdict(config)))
+    for resume, reached in ((), 10), (("resume",), 20):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, settings, *resume], capture_output=True, text=True
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert checkpoints(config.folder)[-1].name == f"step_{reached:06d}"
+        lines = read_metrics(config.folder)
+        assert [line["step"] for line in lines if "loss" in line] == list(range(reached))
+        assert [line["step"] for line in lines if "val_loss" in line] == list(range(5, reached + 1, 5))
+    assert train(config, resume=True, progress="none").finished
+    assert [line["step"] for line in read_metrics(config.folder) if "loss" in line] == list(range(40))
+
+
+def test_metrics_are_on_the_disk_before_a_checkpoint_is_made_of_them(run, monkeypatch):
+    "Not only with the system: a machine without power has no system."
+    done = []
+    metrics = os.stat(run.folder).st_dev, None
+    with Log(run) as log:
+        metrics = os.fstat(log.files.metrics.fileno()).st_ino
+        real_sync, real_save = os.fsync, run_loop.save_checkpoint
+
+        def sync(number):
+            done.append("metrics") if os.fstat(number).st_ino == metrics else None
+            real_sync(number)
+
+        def save(*args):
+            done.append("checkpoint")
+            real_save(*args)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(run_loop, "save_checkpoint", save)
+        Keeper(run, log).save()
+    assert done == ["metrics", "checkpoint"]
+
+
+def complaints(capsys):
+    "The lines on stderr that say what cannot be written."
+    return [line for line in capsys.readouterr().err.splitlines() if "the run goes on without it" in line]
+
+
+def full_disk(*args, **kw):
+    raise OSError(28, "No space left on device", "somewhere")
+
+
+RECORDS = {
+    "samples.txt": (Judge, "_keep"),
+    "loss.png": (run_loop, "_draw"),
+    "report.md": (run_loop, "write_report"),
+    "tensorboard or wandb": (run_loop, "metric_sinks"),
+}
+
+
+@pytest.mark.parametrize("what", RECORDS)
+def test_a_record_that_cannot_be_written_is_said_once_and_the_run_ends_well(
+    config, what, monkeypatch, capsys
+):
+    config.eval = replace(config.eval, eval_every=5, sample_tokens=3)
+    monkeypatch.setattr(*RECORDS[what], full_disk)
+    result = train(config, progress="none")
+    assert result.finished and math.isfinite(result.val.loss) and len(checkpoints(result.run)) == 1
+    [line] = complaints(capsys)
+    assert line.startswith(f"{what} cannot be written (somewhere: No space left on device: make room there)")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("what", ["metrics.jsonl", "log.txt"])
+def test_a_log_that_cannot_be_written_is_said_once_and_the_run_goes_on(config, what, monkeypatch, capsys):
+    real = open
+
+    def refused(path, *args, **kw):
+        return real("/dev/full" if str(path).endswith(what) else path, *args, **kw)
+
+    monkeypatch.setattr("builtins.open", refused)
+    result = train(config, progress="none")
+    monkeypatch.undo()
+    assert result.finished and len(result.losses) == 20 and len(checkpoints(result.run)) == 1
+    lines = complaints(capsys)
+    assert lines[0].startswith(f"{what} cannot be written (") and "No space left" in lines[0]
+    assert len(lines) == (2 if what == "metrics.jsonl" else 1)  # and no curve without its numbers
+    other = {"metrics.jsonl": "log.txt", "log.txt": "metrics.jsonl"}[what]
+    assert (result.run / other).stat().st_size > 100
+
+
+def broken_pipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w")
+
+
+STDOUTS = {"a closed pipe": broken_pipe, "a full disk": lambda: open("/dev/full", "w")}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("kind", STDOUTS)
+def test_a_run_that_nobody_reads_any_more_goes_on_and_ends_with_status_0(config, kind, monkeypatch, capsys):
+    words = f"--data {config.data.source} --out {config.run.out} --name test --tokenizer byte --n-layer 1"
+    words += " --n-embd 16 --n-head 2 --block-size 16 --ngram-rows 8 --max-steps 4 --final-eval-tokens 100"
+    words += " --sample-tokens 0 --no-compressors --device cpu --compile off"
+    with STDOUTS[kind]() as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(shlex.split(words)) == 0
+    assert (config.folder / "report.md").exists()
+    [line] = complaints(capsys)
+    assert line.startswith("stdout cannot be written")
+
+
+def at_step(number, act):
+    "The loss of the next token; in step `number` something happens."
+    calls = []
+
+    def loss(module, x, y):
+        calls.append(1)
+        if len(calls) == number:
+            act()
+        return module(x, y, reduction="sum")[1]
+
+    return loss
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+def test_a_run_whose_folder_is_gone_in_mid_run_loses_no_weight(config, how, capsys):
+    config.eval = replace(config.eval, eval_every=5, save_every=5, sample_tokens=2)
+    whole = train(config, progress="none")
+    config.run.name = how
+    elsewhere = config.folder.with_name("elsewhere")
+    act = dict(deleted=lambda: shutil.rmtree(config.folder), moved=lambda: config.folder.rename(elsewhere))
+    result = train(config, progress="lines", loss_fn=at_step(12, act[how]))
+    assert result.finished and result.losses == whole.losses
+    out = capsys.readouterr()
+    assert out.out.count("is gone (moved or deleted") == 1 and "Traceback" not in out.err
+    assert [folder.name for folder in checkpoints(config.folder)] == ["step_000015", "step_000020"]
+    config.optim = replace(config.optim, max_steps=22)
+    assert train(config, progress="none", resume=True).finished
+    if how == "moved":
+        assert [folder.name for folder in checkpoints(elsewhere)] == ["step_000005", "step_000010"]
+
+
+REFUSALS = {
+    "a quota, as torch says it": RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 5"),
+    "a file too large": OSError(27, "File too large", "optimizer.pt"),
+    "no more room": OSError(28, "No space left on device", "optimizer.pt"),
+    "a disk that became read-only": OSError(30, "Read-only file system", "optimizer.pt"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_a_checkpoint_that_cannot_be_saved_ends_the_run_in_a_sentence_and_the_last_one_is_whole(
+    config, why, monkeypatch
+):
+    config.eval = replace(config.eval, save_every=5)
+    real = run_loop.save_checkpoint
+
+    def refused(path, *args):
+        if path.name == "step_000010":
+            raise REFUSALS[why]
+        return real(path, *args)
+
+    monkeypatch.setattr(run_loop, "save_checkpoint", refused)
+    with pytest.raises(UserError) as error:
+        train(config, progress="none")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 600, error.value
+    monkeypatch.undo()
+    assert [folder.name for folder in checkpoints(config.folder)] == ["step_000005"]
+    resumed = train(config, resume=True, progress="none")
+    assert resumed.finished and len(resumed.losses) == 15
+
+
+def test_what_packing_cropped_away_stands_in_log_and_report(config, tmp_path):
+    documents = tmp_path / "documents.jsonl"
+    lines = [json.dumps({"text": f"Number {i}: " + "long and longer " * 20}) for i in range(300)]
+    documents.write_text("\n".join(lines))
+    config.data = replace(config.data, source=str(documents), loader="stream", packing="bos")
+    config.eval = replace(config.eval, save_every=10)
+    result = train(config, progress="none")
+    log = (result.run / "log.txt").read_text()
+    told = [line for line in log.splitlines() if "cropped away" in line]
+    assert len(told) == 1 and "(packing bos; concat crops none)" in told[0]
+    dropped, trained = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+(?= t)", told[0]))
+    assert trained == 20 * 4 * 16 and dropped > 10 * trained
+    assert f"| left out | {dropped:,} tokens" in (result.run / "report.md").read_text()
+    config.run.name, config.data.packing = "concat", "concat"  # the remedy
+    assert "cropped away" not in (train(config, progress="none").run / "log.txt").read_text()
+
+
+def test_two_ranks_hold_one_folder_and_add_up_what_they_cropped(config, tmp_path):
+    documents = tmp_path / "documents.jsonl"
+    lines = [json.dumps({"text": f"Number {i}: " + "long and longer " * 20}) for i in range(300)]
+    documents.write_text("\n".join(lines))
+    config.data = replace(config.data, source=str(documents), loader="stream", packing="bos")
+    run_processes(losses_of, 2, config, timeout=240)
+    [told] = re.findall(
+        r"[\d,]+ tokens were cropped away, ([\d,]+) trained on", (config.folder / "log.txt").read_text()
+    )
+    assert int(told.replace(",", "")) == 20 * 4 * 16
+    before = sorted(config.folder.rglob("*"))
+    with claim_folder(config.folder), pytest.raises(RuntimeError, match="belongs to a run that is at work"):
+        run_processes(losses_of, 2, config, timeout=240)
+    assert sorted(config.folder.rglob("*")) == before
+
+
+def test_commands_that_are_printed_are_quoted_for_a_shell(config, capsys):
+    config.run.name = "my run; $(touch pwned)"
+    config.eval.prompt = "-- it's `so`; $(touch pwned)"
+    result = train(config, progress="lines")
+    printed = capsys.readouterr().out
+    commands = run_loop.ways_on(type("R", (), dict(folder=result.run, config=config)))
+    assert commands["Write"] in printed
+    for command in commands.values():
+        assert command in (result.run / "report.md").read_text()
+        words = shlex.split(command)
+        assert words[0] == "python" and str(result.run) in words
+    assert f"--prompt={config.eval.prompt}" in shlex.split(commands["Write"])

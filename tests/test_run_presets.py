@@ -127,3 +127,47 @@ def test_an_empty_place_to_start_from_is_not_taken_for_the_default(flag):
     for argv in ([flag, ""], [f"{flag}="]):
         with pytest.raises(UserError, match=f"{flag} is empty"):
             parse_arguments(argv)
+
+
+def test_a_run_shorter_than_a_warm_up_that_nobody_set_gets_one_in_proportion():
+    steps = {
+        flags: parse_arguments(flags.split()).train.optim.warmup_steps
+        for flags in (
+            "laptop",
+            "laptop --max-steps 21",
+            "laptop --max-steps 20",
+            "laptop --max_steps 1",
+            "gpt2 --max-steps 700",
+            "laptop --max-steps 10 --warmup-steps 15",
+            "laptop --max_steps 10 --warmup_steps=15",
+        )
+    }
+    assert list(steps.values()) == [20, 20, 0, 0, 26, 15, 15]  # 26 of 700, as 715 of 19,073
+
+
+def test_a_switch_with_a_value_is_answered_with_the_flag_that_is_meant():
+    for words, right in (
+        ("--compressors False", "--no-compressors"),
+        ("--tensorboard=true", "--tensorboard"),
+        ("--no_such 1 --checkpoint_activations off", "--no-checkpoint-activations"),
+    ):
+        with pytest.raises(UserError, match=f"say {right}$"):
+            parse_arguments(words.split())
+    for words in ("--no-compressors", "--tensorboard", "--name true", "--prompt False --overwrite"):
+        parse_arguments(words.split())  # the remedy, and words that are no mistake
+
+
+@pytest.mark.parametrize("place", [".", "./", "../run", "../../runs/run/../run/."])
+def test_the_folder_one_stands_in_is_a_run_too(tmp_path, place, monkeypatch):
+    folder = tmp_path / "runs/run"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(asdict(preset("laptop"))))
+    monkeypatch.chdir(folder)
+    config = parse_arguments(["--resume", place]).train
+    assert config.folder.resolve() == folder.resolve() and not [p for p in config.problems() if "name" in p]
+
+
+def test_settings_of_a_file_are_checked_before_flags_are_made_of_them(tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps({"optim": {"betas": 0.9, "max_steps": "many"}}))
+    with pytest.raises(UserError, match=r"c.json: betas = 0.9 .*; max_steps = 'many'"):
+        parse_arguments(["--config", str(tmp_path / "c.json"), "--max-steps", "3"])

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import time
 
 import pytest
@@ -96,6 +97,113 @@ def test_wandb_keeps_the_values_on_the_disk_when_offline(tmp_path, monkeypatch):
         time.sleep(0.2)
 
 
+HOSTILE = "# a | b\n```\n<script>x</script> [here](http://x) `code` ``more`` ![](x) ~~gone~~ $x$ &amp; *so*"
+
+
+def test_hostile_text_stands_in_the_report_as_text(tmp_path):
+    "Names, settings, prompts and samples: no heading, no table, no link, no block of theirs."
+    (tmp_path / "samples.txt").write_text(f"--- step 5\n{HOSTILE}\n````\n# out\n", encoding="utf-8")
+    commands = {"Write": f"python -m x --prompt '{HOSTILE}'"}
+    settings = {"eval": {"prompt": HOSTILE, "name": "a|b`c`", "empty": "", "ticks": "`"}}
+    text = write_report(tmp_path, f"The run {HOSTILE}", {"speed": HOSTILE}, settings, commands).read_text()
+    outside, fence = [], ""
+    for line in text.splitlines():  # leave out what stands between fences
+        if fence:
+            fence = "" if line == fence else fence
+        elif line.startswith("```"):
+            fence = "`" * (len(line) - len(line.lstrip("`")))
+        else:
+            outside.append(line)
+    assert not fence
+    headings = [line for line in outside if line.startswith("#")]
+    assert headings[1:] == ["## A sample", "## Go on", "## Settings", "## Environment"]
+    rows = [line for line in outside if line.startswith("|")]
+    for row in rows:  # a name, a value: two cells
+        assert len(re.findall(r"(?<!\\)\|", row)) == 3, row
+    plain = "\n".join(outside)
+    for markup in ("<script>", "[here](", "~~gone~~", "$x$"):
+        assert not re.search(
+            r"(?<![\\])" + re.escape(markup), re.sub(r"(?<!\\)(`+)(?!`).*?(?<!`)\1(?!`)", "", plain)
+        )
+    assert "| ticks | `` ` `` |" in plain
+
+
+def test_ordinary_text_is_not_disfigured(tmp_path):
+    text = write_report(
+        tmp_path, "The run laptop", {"loss": "3.1, 20 k tokens/s (2 %)"}, {"a": {"b": (1, 2)}}, {}
+    )
+    assert (
+        "# The run laptop\n" in text.read_text() and "| loss | 3.1, 20 k tokens/s (2 %) |" in text.read_text()
+    )
+    assert "| b | `(1, 2)` |" in text.read_text()
+
+
+def test_what_fails_is_said_once_and_not_tried_again(tmp_path, capsys):
+    log, tries = RunLog(tmp_path, show=lambda text: None), []
+
+    def fail(number):
+        tries.append(number)
+        raise ValueError(f"no {number}")
+
+    assert [log.spare("curve", fail, number) for number in range(3)] == [None] * 3
+    assert tries == [0] and log.spare("report", lambda: 7) == 7
+    said = capsys.readouterr().err
+    assert said == "curve cannot be written (ValueError: no 0); the run goes on without it\n"
+    log.close()
+
+
+def test_a_service_that_fails_is_left_out_and_the_file_and_the_others_go_on(tmp_path, capsys):
+    got, closed = [], []
+
+    def down(values):
+        raise ConnectionError("no network")
+
+    sinks = [(down, lambda: closed.append(0)), (got.append, lambda: closed.append(1))]
+    log = RunLog(tmp_path, show=lambda text: None, sinks=sinks)
+    for step in range(3):
+        log.write(step=step)
+    log.close()
+    assert got == read_metrics(tmp_path) == [dict(step=0), dict(step=1), dict(step=2)] and 1 in closed
+    assert capsys.readouterr().err.count("goes on without it") == 1
+
+
+def test_a_file_that_cannot_be_opened_is_left_out(tmp_path, capsys):
+    (tmp_path / "log.txt").mkdir()
+    log = RunLog(tmp_path, show=lambda text: None)
+    log.say("hello")
+    log.write(step=0)
+    log.close()
+    assert read_metrics(tmp_path) == [dict(step=0)]
+    assert "log.txt: Is a directory" in capsys.readouterr().err
+
+
+def test_half_of_a_surrogate_pair_can_be_said(tmp_path):
+    log = RunLog(tmp_path, show=lambda text: None)
+    log.say("a\ud800b")
+    log.close()
+    assert r"a\ud800b" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "text, word",
+    [
+        ("noise\n" + '{"step": 1}\n', "line 1"),
+        ('{"step": 0}\n[]\n{"step": 1}\n', "line 2"),
+        ('{"step": 0}\n{"loss": 1}\n{"step": 1}\n', "line 2"),
+        ('{"step": "0"}\n{"step": 1}\n', "line 1"),
+        ('{"step": 0, "loss": "low"}\n{"step": 1}\n', "line 1"),
+        ('{"step": 0, "val_loss": [1]}\n{"step": 1}\n', "line 1"),
+        ("[" * 100_000 + "\n{}", "line 1"),
+    ],
+)
+def test_a_line_that_is_none_of_a_run_is_named_with_a_remedy_that_works(tmp_path, text, word):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    with pytest.raises(UserError, match=f"metrics.jsonl, {word} .*, or move it away"):
+        read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "away")
+    assert read_metrics(tmp_path) == []
+
+
 def test_the_report_holds_results_settings_the_last_sample_and_the_commands(tmp_path):
     (tmp_path / "samples.txt").write_text(
         "--- step 5\nearly\n--- step 10\nlate words\nand more\n", encoding="utf-8"
@@ -106,7 +214,7 @@ def test_the_report_holds_results_settings_the_last_sample_and_the_commands(tmp_
     for part in (
         "# A run",
         "| loss | 3.1 |",
-        "> late words\n> and more",
+        "```\nlate words\nand more\n```",
         "| lr | `0.25` |",
         "```bash\npython -m x\n```",
         "![training and validation loss](loss.png)",

@@ -1,11 +1,11 @@
 """Before the first step: weights to begin with, scores without training, presets on stand-ins."""
 
-import contextlib
 import copy
 import json
 import math
 import os
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from tinygpt.checkpoint import checkpoints, save_checkpoint
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.run.presets import PRESETS, preset
-from tinygpt.run.setup import begin_run, check_folder, initial_model, last_words
+from tinygpt.run.setup import begin_run, choose_prompt, data_fingerprint, initial_model, last_words
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import main, train
@@ -27,16 +27,10 @@ SMALL = dict(vocab_size=257, block_size=32, n_layer=2, n_head=2, n_embd=32)
 
 
 @pytest.fixture
-def config(tmp_path, words):
-    config = preset("laptop")
-    config.run.out, config.run.name = str(tmp_path / "runs"), "test"
-    config.system = replace(config.system, device="cpu", dtype="float32")  # the same on every CPU
-    config.data = replace(config.data, source=str(words), tokenizer="byte", batch_size=4)
+def config(config):
     config.model = GPTConfig.gpt2(**SMALL)
-    config.optim = replace(config.optim, optimizer="adamw", learning_rate=1e-3, max_steps=10, warmup_steps=2)
-    config.eval = replace(
-        config.eval, eval_every=0, eval_tokens=300, final_eval_tokens=1000, save_every=0, sample_tokens=0
-    )
+    config.optim = replace(config.optim, optimizer="adamw", learning_rate=1e-3, max_steps=10)
+    config.eval = replace(config.eval, final_eval_tokens=1000)
     return config
 
 
@@ -194,28 +188,6 @@ def golden_losses(name, config):
     return [round(loss, 5) for loss in quiet(config).losses]
 
 
-@pytest.mark.parametrize(
-    "there, resume, overwrite, words",
-    [
-        ("", False, False, ""),
-        ("", False, True, ""),
-        ("", True, False, "not a run folder"),
-        ("config.json", False, False, "exists"),
-        ("config.json", False, True, ""),
-        ("config.json", True, False, ""),
-        ("thesis.txt", False, False, "exists"),
-        ("thesis.txt", False, True, "not deleted"),
-        ("thesis.txt", True, False, "not a run folder"),
-    ],
-)
-def test_a_folder_is_taken_only_where_it_is_what_was_asked_for(tmp_path, there, resume, overwrite, words):
-    if there:
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run" / there).write_text("{}")
-    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
-        check_folder(tmp_path / "run", resume, overwrite)
-
-
 def test_the_callers_config_stays_as_it_was(config):
     config.model = replace(config.model, vocab_size=300)
     before = copy.deepcopy(config)
@@ -246,3 +218,136 @@ def test_a_resumed_run_has_the_state_of_the_one_that_stopped(config, monkeypatch
 def test_a_run_is_finished_after_exactly_its_steps(config):
     config.optim = replace(config.optim, max_steps=3, warmup_steps=1)
     assert len(quiet(config).losses) == 3
+
+
+def stopped_half_way(config):
+    "A run with checkpoints after 5 and 10 steps, of which the later one is gone."
+    config.eval = replace(config.eval, save_every=5)
+    run = quiet(config).run
+    shutil.rmtree(checkpoints(run)[-1])
+    return run
+
+
+@pytest.mark.parametrize("loader", ["random", "shard", "stream"])
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+def test_a_run_does_not_go_on_with_a_text_that_was_edited(config, words, tmp_path, loader, tokenizer, capsys):
+    "One letter more: with characters the ids change their meaning, with bytes only the text is another."
+    source = words
+    config.data.loader, config.data.tokenizer = loader, tokenizer
+    config.model = replace(config.model, vocab_size=300)
+    if loader == "stream":
+        if tokenizer == "char":
+            pytest.skip("streams have no tokenizer by characters")
+        source = tmp_path / "documents.jsonl"
+        lines = words.read_text().splitlines()
+        source.write_text(
+            "".join(json.dumps({"text": f"{line} It is day {i}."}) + "\n" for i, line in enumerate(lines))
+        )
+        config.data.source = str(source)
+    run = stopped_half_way(config)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    whole = source.read_text()
+    source.write_text(whole.replace("is a good day", "is a gold day").replace("number 5.", "number €."))
+    what = "tokenizer" if tokenizer == "char" else "text"
+    with pytest.raises(
+        UserError, match=f"resume: the {what} of the data was .* bring the old text back"
+    ) as error:
+        quiet(config, resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    if tokenizer == "byte":  # one remedy; by characters the new text has letters that the weights never saw
+        anew = shlex.split(str(error.value).partition("on this one: ")[2])
+        assert main(anew[3:]) == 0 and run.with_name("test-2").is_dir(), capsys.readouterr().err
+    source.write_text(whole)  # the other one
+    if loader == "stream":
+        os.utime(source, (1, 1))
+    assert quiet(config, resume=True).finished
+
+
+def test_the_fingerprint_of_token_files_without_hashes_sees_their_tokens(tmp_path, monkeypatch):
+    from tinygpt.data.open import open_data
+
+    monkeypatch.chdir(tmp_path)
+    tokens = (torch.arange(500_000) % 256).to(torch.uint16).numpy()
+    tokens.tofile("train.bin")
+    tokens[:1000].tofile("val.bin")
+    first = data_fingerprint(open_data(".", "byte"))
+    assert data_fingerprint(open_data(".", "byte")) == first
+    tokens[2000] += 1
+    tokens.tofile("train.bin")
+    second = data_fingerprint(open_data(".", "byte"))
+    tokens[:-1].tofile("train.bin")
+    assert len({first, second, data_fingerprint(open_data(".", "byte"))}) == 3
+
+
+def test_a_presets_prompt_that_the_text_lacks_gives_way_to_the_texts_first_words(config, tmp_path):
+    (tmp_path / "greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω\n" * 300, encoding="utf-8")
+    config.data.source, config.data.tokenizer = str(tmp_path / "greek.txt"), "char"
+    config.eval.prompt = preset("laptop").eval.prompt
+    config.eval = replace(config.eval, eval_every=5, sample_tokens=5, save_every=5)
+    result = quiet(config)
+    samples = (result.run / "samples.txt").read_text(encoding="utf-8")
+    chosen = json.loads((result.run / "config.json").read_text())["eval"]["prompt"]
+    assert len(chosen.split()) == 3 and chosen in "μῆνιν ἄειδε θεὰ Πηληϊάδεω\n" * 2
+    assert samples.count(f"\n{chosen}") == samples.count("--- step") == 2
+    config.run.name, config.eval.prompt = "given", "sing"
+    with pytest.raises(UserError, match="prompt = 'sing' cannot be encoded.*such as '(.*)'") as error:
+        quiet(config)
+    assert not config.folder.exists()
+    config.eval.prompt = re.search("such as '(.*)'", str(error.value))[1]  # the remedy
+    assert quiet(config).finished
+
+
+def test_a_prompt_that_can_be_encoded_stays_as_it_was_given(config):
+    run = begin_run(config)
+    for prompt in ("", "sing", "My fellow Americans", "漢字"):
+        config.eval.prompt = prompt
+        assert choose_prompt(config, run.data) == prompt
+
+
+def test_the_last_words_do_not_name_a_damaged_checkpoint(config):
+    config.eval = replace(config.eval, save_every=5)
+    first, second = checkpoints(quiet(config).run)
+    (second / "model.safetensors").write_bytes(b"")
+    assert str(first) in last_words(config) and str(second) not in last_words(config)
+    config.run.name = "my run; $(x)"
+    shutil.copytree(first.parent.parent, config.folder)
+    command = last_words(config).partition("go on with: ")[2]
+    assert shlex.split(command)[3:] == ["--resume", str(config.folder)]
+
+
+def test_compressors_are_computed_again_where_their_cache_is_damaged_or_cannot_be_written(
+    config, cache, monkeypatch
+):
+    data = quiet(config).data
+    bits = run_setup.compare_with_compressors(data)
+    for file in (cache / "compressors").iterdir():
+        file.write_text("{")
+    assert run_setup.compare_with_compressors(data) == bits
+    monkeypatch.setenv("TINYGPT_CACHE", os.devnull)
+    assert run_setup.compare_with_compressors(data) == bits
+
+
+def test_a_run_that_is_opened_holds_its_folder_until_it_is_closed(config):
+    run = run_setup.open_run(config)
+    with pytest.raises(UserError, match=f"process {os.getpid()}"):
+        run_setup.open_run(config, overwrite=True)
+    run.close()
+    run_setup.open_run(config, overwrite=True).close()
+    config.optim.max_steps = 30
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        run_setup.open_run(config, resume=True)
+    quiet(config, overwrite=True)  # a refusal does not keep it
+
+
+def test_what_came_into_the_folder_while_the_data_was_read_is_not_deleted(config, monkeypatch):
+    quiet(config)
+    real = run_setup.open_run_data
+
+    def slow(*args):
+        (config.folder / "thesis.tex").write_text("years of work")
+        return real(*args)
+
+    monkeypatch.setattr(run_setup, "open_run_data", slow)
+    with pytest.raises(UserError, match="thesis.tex"):
+        quiet(config, overwrite=True)
+    assert (config.folder / "thesis.tex").exists() and checkpoints(config.folder)

@@ -16,9 +16,10 @@ import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss
 from tinygpt.ddp.world import run_processes
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.run.folder import check_folder
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
-from tinygpt.run.setup import check_folder, compare_with_compressors
+from tinygpt.run.setup import compare_with_compressors
 from tinygpt.schedule import make_schedule
 from tinygpt.support import UserError
 from tinygpt.train import losses_of, main, train
@@ -339,7 +340,7 @@ MISTAKES = {
     "too small for the vocabulary": (["--data", "short.txt"], "4096"),
     "truncated token file": (["--data", "tokens"], "train.bin"),
     "no such GPU": (["--device", "cuda:7"], "cuda:7"),
-    "existing run": (["--name", "existing"], "--resume"),
+    "existing folder": (["--name", "existing"], "choose another --name"),
     "resume nothing": (["--resume", "runs/nothing"], "runs/nothing"),
     "a broken config": (["--config", "latin.txt"], "latin.txt"),
 }

@@ -7,7 +7,6 @@ __all__ = ['TrainResult', 'train', 'losses_of', 'main']
 
 # %% ../nbs/19_train.ipynb #imports
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from .evaluate.score import Score
 from .model import GPT
 from .run.command import parse_arguments
 from .run.config import TrainConfig
-from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce
+from .run.loop import Judge, Keeper, Log, LossFn, Stepper, StopSignal, due, finish, introduce
 from .run.parallel import any_rank
 from .run.setup import last_words, open_run, score_run
 from .support import UserError, command
@@ -45,7 +44,7 @@ def train(
     overwrite: bool = False,  # delete an earlier run there
     progress: str = "bar",  # "bar" with lines above it, "lines" only (for notebooks), or "none"
     eval_only: bool = False,  # only score both parts of the data: the run of `resume`, or init_from
-    loss_fn: Callable | None = None,  # (module, x, y) -> summed loss of these rows; None: the next token's
+    loss_fn: LossFn | None = None,  # the summed loss of a few rows; None: the next token's
 ) -> TrainResult:
     "Train a GPT. UserError, before anything is written, for settings or data that cannot work."
     if loss_fn and config.system.loss_chunk:
@@ -56,7 +55,7 @@ def train(
 
     run = open_run(config, resume, overwrite, progress == "bar")
     watchdog = Watchdog(run.world, lambda: last_words(run.config))
-    with watchdog, Log(run, progress) as log, closing(run.loader), StopSignal() as signal:
+    with closing(run), watchdog, Log(run, progress) as log, StopSignal() as signal:
         stepper, judge, keeper = Stepper(run, log.say, loss_fn), Judge(run, log), Keeper(run, log)
         introduce(run, log, stepper.compile_line)
         stop = run.finished

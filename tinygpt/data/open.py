@@ -85,6 +85,7 @@ def open_data(
     vocab_size: int = 4096,  # of bpe
     loader: Literal["random", "shard", "stream"] = "shard",  # that will read it
     progress: bool = False,  # say what is being built
+    text_key: str = "text",  # the column or field of documents that holds the text
 ) -> TokenData:
     """Data for a loader: documents for the stream loader, token files for the others.
 
@@ -96,7 +97,7 @@ def open_data(
     if (place / "train.bin").exists():
         return open_nanogpt(place, tokenizer)
     if loader == "stream":
-        return open_stream(source, tokenizer, vocab_size)
+        return open_stream(source, tokenizer, vocab_size, text_key)
     return prepare(source, tokenizer, vocab_size, progress)
 
 # %% ../../nbs/more/03_data_open.ipynb #make-loader

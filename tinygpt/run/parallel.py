@@ -21,7 +21,7 @@ from ..model import GPT
 from ..muon import make_optimizer, muon_groups
 from ..precision import choose_policy
 from .config import TrainConfig
-from ..support import UserError
+from ..support import UserError, file_problem
 from ..zero import make_zero
 
 # %% ../../nbs/more/19_run_parallel.ipynb #agree
@@ -29,18 +29,23 @@ def on_all(
     world: World,
     fn: Callable,  # called without arguments, on every rank
 ):
-    "fn() on every rank, the ranks waiting for each other; if it is a UserError on some, all raise the first."
-    result = error = None
+    """fn() on every rank, the ranks waiting for each other.
+
+    If it is a UserError on some, or the system refuses a file, all raise the first as a UserError.
+    """
+    result = error = cause = None
     try:
         result = fn()
     except UserError as problem:
-        error = str(problem)
+        error, cause = str(problem), problem
+    except OSError as problem:
+        error, cause = file_problem(problem), problem
     if world.world_size > 1:
         errors = [None] * world.world_size
         dist.all_gather_object(errors, error)
         error = next((e for e in errors if e), None)
     if error:
-        raise UserError(error)
+        raise UserError(error) from cause
     return result
 
 

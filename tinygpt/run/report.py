@@ -9,17 +9,23 @@ __all__ = ['RunLog', 'read_metrics', 'metric_sinks', 'plot_losses', 'smooth', 'c
 import json
 import os
 import platform
+import re
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from ..support import PALETTE, UserError, atomic_path
+from ..support import PALETTE, UserError, _close_output, atomic_path, file_problem
 
 # %% ../../nbs/more/19_run_report.ipynb #metrics
 class RunLog:
-    "Writes `metrics.jsonl` and `log.txt` of a run folder."
+    """Writes `metrics.jsonl` and `log.txt` of a run folder.
+
+    A log is not the work: what cannot be written is said once on stderr, and the run goes on without it.
+    """
 
     def __init__(
         self,
@@ -28,32 +34,69 @@ class RunLog:
         show=print,  # where the text lines go besides the file; a progress bar's `write` keeps them apart
         sinks=(),  # (write, close) pairs: write(values) gets each line of metrics; see `metric_sinks`
     ):
-        self.show, self.sinks = show, sinks
-        metrics, text = os.devnull, os.devnull
+        self.show, self.sinks, self.lost = show, sinks, set()
+        self.metrics = self.text = None
         if folder:
             metrics, text = Path(folder) / "metrics.jsonl", Path(folder) / "log.txt"
-            _keep_until(metrics, from_step)
-        self.metrics = open(metrics, "a", encoding="utf-8", newline="\n")
-        self.text = open(text, "a" if from_step else "w", encoding="utf-8", newline="\n")
+            self.spare("metrics.jsonl", _keep_until, metrics, from_step)
+            how = dict(encoding="utf-8", newline="\n", errors="backslashreplace")
+            self.metrics = self.spare("metrics.jsonl", open, metrics, "a", **how)
+            self.text = self.spare("log.txt", open, text, "a" if from_step else "w", **how)
+
+    def spare(
+        self,
+        what: str,  # a name for people
+        fn: Callable,  # fn(*args, **kw) writes something that the run can do without
+        *args,
+        **kw,
+    ):
+        "What fn returns; None where it fails. That is said once, and then `what` is not tried again."
+        if what in self.lost:
+            return None
+        try:
+            return fn(*args, **kw)
+        except Exception as error:  # a plotting library and a service have errors of their own
+            self.lost.add(what)
+            if what == "stdout":
+                _close_output()
+            problem = (
+                file_problem(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            )
+            with suppress(OSError):
+                line = f"{what} cannot be written ({problem}); the run goes on without it"
+                print(line, file=sys.stderr, flush=True)
 
     def write(self, **values):
         "Append a line to metrics.jsonl. `step` counts finished optimizer steps from 0."
-        self.metrics.write(json.dumps(values) + "\n")
-        self.metrics.flush()
-        for write, _ in self.sinks:
-            write(values)
+        self._append("metrics.jsonl", self.metrics, json.dumps(values))
+        for number, (write, _) in enumerate(self.sinks):
+            self.spare(f"sink {number} of the metrics", write, values)
 
     def say(self, text: str):
         "Show a line and keep it in log.txt with the time."
-        self.show(text)
-        self.text.write(time.strftime("%H:%M:%S ") + text + "\n")
-        self.text.flush()
+        self.spare("stdout", self.show, text)
+        self._append("log.txt", self.text, time.strftime("%H:%M:%S ") + text)
+
+    def _append(self, what: str, file, line: str):
+        def write():
+            file.write(line + "\n")
+            file.flush()
+
+        if file:
+            self.spare(what, write)
+
+    def to_disk(self):
+        "Wait until the metrics written so far are on the disk: a checkpoint that counts on them comes next."
+        if self.metrics:
+            self.spare("metrics.jsonl", os.fsync, self.metrics.fileno())
 
     def close(self):
-        self.metrics.close()
-        self.text.close()
-        for _, close in self.sinks:
-            close()
+        for file in (self.metrics, self.text):
+            with suppress(OSError):  # was said when it was written
+                if file:
+                    file.close()
+        for number, (_, close) in enumerate(self.sinks):
+            self.spare(f"sink {number} of the metrics", close)
 
 
 def _keep_until(path: Path, from_step: int) -> None:
@@ -71,16 +114,38 @@ def _keep_until(path: Path, from_step: int) -> None:
 def read_metrics(
     folder: Path,  # a run folder
 ) -> list[dict]:
-    "The lines of metrics.jsonl, in order; none without such a file. A broken last line is left out."
+    """The lines of metrics.jsonl, in order; none without such a file. A broken last line is left out.
+
+    UserError for a file that cannot be read, and for any other line that is none of a run.
+    """
     path, lines = Path(folder) / "metrics.jsonl", []
     if not path.exists():
         return []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
+    try:
+        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise UserError(f"{file_problem(error)}, or move it away") from None
+    for number, text in enumerate(texts, 1):
+        line = _parse_line(text)
+        if line is not None:
+            lines.append(line)
+        elif number < len(texts) or len(texts) == 1:
+            raise UserError(
+                f"{path}, line {number} is not one of a run's metrics: repair it, or move it away"
+            )
     return lines
+
+
+def _parse_line(text: str) -> dict | None:
+    "A line of metrics; None if it is none."
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return None
+    numbers = all(isinstance(line.get(name, 0.0), (int, float)) for name in ("loss", "val_loss"))
+    return line if numbers else None
 
 # %% ../../nbs/more/19_run_report.ipynb #sinks
 def metric_sinks(
@@ -192,17 +257,19 @@ def write_report(
     commands: dict[str, str],  # what for -> command
 ) -> Path:
     "Write report.md: results, curve, the last sample, settings, environment, how to go on."
-    flat = {name: f"`{value}`" for group in settings.values() for name, value in group.items()}
-    parts = [f"# {title}", _table(results), "![training and validation loss](loss.png)"]
+    flat = {name: _code(value) for group in settings.values() for name, value in group.items()}
+    parts = [f"# {_plain(title)}"]
+    parts += [_table({name: _plain(value) for name, value in results.items()})]
+    parts += ["![training and validation loss](loss.png)"]
     sample = _last_sample(Path(folder) / "samples.txt")
     if sample:
-        parts += ["## A sample", "\n".join(f"> {line}" for line in sample.splitlines())]
+        parts += ["## A sample", _block(sample)]
     parts += ["## Go on"]
     for what, command in commands.items():
-        parts += [f"{what}:\n\n```bash\n{command}\n```"]
+        parts += [f"{what}:", _block(command, "bash")]
     parts += ["## Settings", _table(flat), "## Environment", _table(environment())]
     with atomic_path(Path(folder) / "report.md") as tmp:
-        tmp.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        tmp.write_text("\n\n".join(parts) + "\n", encoding="utf-8", errors="replace")
     return Path(folder) / "report.md"
 
 
@@ -211,9 +278,33 @@ def _table(rows: dict[str, str]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
+def _plain(text: str) -> str:
+    "Text of one line in which nothing is markup."
+    return re.sub(r"([\\`*_\[\]<>|#&~$])", r"\\\1", " ".join(text.split()))
+
+
+def _ticks(text: str, least: int) -> str:
+    "Backticks, more in a row than there are anywhere in the text."
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
+
+
+def _code(value) -> str:
+    "A value as code, for a cell of a table."
+    text = str(value) if str(value).isprintable() else repr(value)
+    ticks = _ticks(text, 1)
+    room = " " if not text or "`" in (text[0], text[-1]) else ""
+    return f"{ticks}{room}{text}{room}{ticks}".replace("|", "\\|")
+
+
+def _block(text: str, language: str = "") -> str:
+    "Text of many lines, shown as it is."
+    ticks = _ticks(text, 3)
+    return f"{ticks}{language}\n{text}\n{ticks}"
+
+
 def _last_sample(path: Path) -> str:
     "The last text in samples.txt, without its line of dashes; empty where there is no file."
-    if not path.exists():
+    if not path.is_file():
         return ""
-    last = path.read_text(encoding="utf-8").rpartition("--- step ")[2]
+    last = path.read_text(encoding="utf-8", errors="replace").rpartition("--- step ")[2]
     return last.partition("\n")[2].strip()
