@@ -213,7 +213,7 @@ def verify_checkpoint(
     if lacking := {"model.safetensors", "tokenizer.json", "state.json"} - manifest.keys():
         return f"{folder / 'manifest.json'} does not list {min(lacking)}"
     for name, digest in manifest.items():
-        if Path(name).name != name:
+        if not name or Path(name).name != name:
             return f"{folder / 'manifest.json'} lists {name!r}, which is no file beside it"
         if not (folder / name).is_file():
             return f"{folder / name} is missing"

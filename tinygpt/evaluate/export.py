@@ -133,7 +133,7 @@ def export_model(
     UserError for a model that has no counterpart there.
     """
     out = Path(out).expanduser()
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise UserError(f"{out} exists: choose a folder that does not, or remove it")
     if tokenizer.n_vocab != model.config.vocab_size:
         raise UserError(

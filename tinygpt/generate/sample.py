@@ -193,6 +193,8 @@ def generate_batch(
 def _generator(seed: int | None) -> torch.Generator:
     "A generator of its own; None: one that draws anew each time."
     generator = torch.Generator()
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise UserError(f"seed = {seed} has more than 64 bits: choose a smaller one")
     if seed is None:
         generator.seed()
     else:
