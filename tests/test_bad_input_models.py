@@ -489,6 +489,25 @@ def test_a_file_of_a_task(made, tmp_path, capsys, name, content, word):
     assert_refused(evaluate, [*map(str, argv)], word, tmp_path, capsys)
 
 
+TEXTS = [
+    ("empty.txt", b"", "empty"),
+    ("latin.txt", "caf\u00e9".encode("latin-1"), "is not UTF-8"),
+    ("rows.parquet", b"PAR1", "is not plain text"),
+    ("rows.jsonl", b"{}", "is not plain text"),
+    ("folder", None, "holds no .txt file"),
+    ("nothing", None, "neither a corpus"),
+]
+
+
+@pytest.mark.parametrize("name, content, word", TEXTS)
+def test_a_text_to_score(made, tmp_path, capsys, name, content, word):
+    (tmp_path / "folder").mkdir()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    argv = [str(made / "run"), "--data", str(tmp_path / name), "--device", "cpu"]
+    assert_refused(evaluate, argv, word, tmp_path, capsys)
+
+
 def nanogpt_folder(folder, val, meta=None):
     folder.mkdir()
     (folder / "train.bin").write_bytes(val)

@@ -249,14 +249,17 @@ def test_runs_and_checkpoints_are_told_from_folders_of_others(tmp_path):
     (tmp_path / "run/config.json").write_text("{}")  # of the trainer
     export_hf(model, tmp_path / "hf")
     (tmp_path / "empty").mkdir()
-    kinds = {tmp_path / "run": "run", folder: "run", tmp_path / "hf": "hf", tmp_path / "empty": "run"}
+    (tmp_path / "young").mkdir()
+    (tmp_path / "young/config.json").write_text('{"optim": {}}')  # a run that has saved nothing yet
+    kinds = {tmp_path / "run": "run", folder: "run", tmp_path / "hf": "hf", tmp_path / "young": "run"}
     assert {place: find_model(place)[0] for place in kinds} == kinds
     with pytest.raises(UserError, match="holds no tokenizer.json"):
         open_model(tmp_path / "hf")
     with pytest.raises(UserError, match="is no run: leave it out"):
         open_model(tmp_path / "hf", best=True)
-    with pytest.raises(UserError, match="holds no checkpoint"):
-        open_model(tmp_path / "empty")
+    for name in ("empty", "young"):
+        with pytest.raises(UserError, match="holds no checkpoint"):
+            open_model(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "nobody/no-such-model"])

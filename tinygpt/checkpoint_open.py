@@ -16,7 +16,7 @@ from .checkpoint import load_model
 from .data.open import _nanogpt_tokenizer as nanogpt_tokenizer
 from .model import GPT, GPTConfig
 from .model_hf import check_size, check_weights, hf_folder, load_hf, read_pickle, state_from_hf
-from .support import UserError, cache_dir
+from .support import UserError, cache_dir, read_json
 from .tokenizer import _KINDS, BPETokenizer, CharTokenizer, Tokenizer
 from .tokenizer_hf import read_hf_tokenizer
 
@@ -100,7 +100,12 @@ def find_model(
             return "run", path
         if (path / "ckpt.pt").is_file():
             return "nanogpt", path / "ckpt.pt"
-        return ("hf" if theirs or (path / "config.json").is_file() else "run"), path
+        if theirs or _is_theirs(path / "config.json"):
+            return "hf", path
+        if (path / "config.json").is_file():  # a run that has saved nothing yet
+            return "run", path
+        kinds = "a folder with config.json and model.safetensors, or nanoGPT's ckpt.pt"
+        raise UserError(f"{place} holds no checkpoint: give a run folder such as runs/laptop, {kinds}")
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(place)) and not set(str(place).split("/")) & {".", ".."}
     if not is_name or path.parent.name and path.parent.exists():
         raise UserError(f"{place} does not exist: give a run folder such as runs/laptop")
@@ -108,6 +113,14 @@ def find_model(
         return "hf", hf_folder(str(place))
     except UserError as error:
         raise UserError(f"{error}; or give a run folder such as runs/laptop") from None
+
+
+def _is_theirs(path: Path) -> bool:
+    "Whether this config.json is Hugging Face's, and not the trainer's."
+    try:
+        return path.is_file() and "model_type" in read_json(path)
+    except UserError:
+        return False
 
 
 def open_model(

@@ -101,6 +101,8 @@ class Tokenizer(Vocabulary):
             spec = json.loads(Path(path).read_text(encoding="utf-8"))
             tokenizer = _KINDS[spec["kind"]]._from_spec(spec)
             intact = tokenizer.fingerprint == spec["fingerprint"]
+        except UserError:
+            raise
         except OSError as error:
             raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
         except Exception as error:  # whatever a file of another kind leads to
