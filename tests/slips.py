@@ -1715,7 +1715,14 @@ SLIPS = [
         "checkpoints(path)",
         "the oldest instead of the newest",
     ),
-    Slip("checkpoint", "prune", "stay.update(rank_by_loss(run)[:1])", "pass", "the best one is removed"),
+    Slip(
+        "checkpoint",
+        "prune",
+        "*(_first_good(rank_by_loss(run), 1) if best else [])",
+        "*[]",
+        "the best one is removed",
+    ),
+    Slip("checkpoint", "prune", "_first_good(found[::-1], keep)", "found[::-1][:keep]", "damaged ones count"),
     Slip("checkpoint", "load_model", "model.to(device).eval()", "model.to(device)", "dropout stays on"),
     Slip(
         "checkpoint",
@@ -1937,7 +1944,7 @@ SLIPS = [
         "seed",
         "equal prompts get equal texts (nanochat)",
     ),
-    Slip("generate.sample", "generate_batch", "if token != eot:", "if True:", "eot is part of the text"),
+    Slip("generate.sample", "generate_batch", "if token not in ends:", "if True:", "eot is part of the text"),
     Slip(
         "generate.sample",
         "stream_text",

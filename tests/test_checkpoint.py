@@ -496,6 +496,102 @@ def test_the_removed_are_gone_before_they_are_deleted(run, monkeypatch):
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_000003"]
 
 
+def hurt(folder):
+    (folder / "model.safetensors").write_bytes(b"damaged")
+
+
+def steps(run):
+    return [int(p.name[5:]) for p in checkpoints(run)]
+
+
+def test_a_damaged_newest_one_costs_no_good_one(run):
+    "The run went on from step 2, and saves step 4 while a damaged step 9 lies there."
+    model, opt = build()
+    (run / "checkpoints/step_000003").rename(run / "checkpoints/step_000009")
+    hurt(run / "checkpoints/step_000009")
+    save_checkpoint(run / "checkpoints/step_000004", model, ByteTokenizer(), opt)
+    prune(run, 1)
+    assert steps(run) == [4, 9] and find_checkpoint(run).name == "step_000004"
+    save_checkpoint(run / "checkpoints/step_000009", model, ByteTokenizer(), opt)  # the run gets there
+    prune(run, 1)
+    assert steps(run) == [9] and verify_checkpoint(run / "checkpoints/step_000009") == ""
+
+
+def test_only_good_ones_count_as_kept_and_where_none_is_good_none_is_removed(run):
+    hurt(run / "checkpoints/step_000002")
+    assert steps(run) == [1, 2, 3] and len(prune(run, 2)) == 2 and steps(run) == [1, 3]
+    for folder in checkpoints(run):
+        hurt(folder)
+    prune(run, 1)
+    assert steps(run) == [1, 3]
+
+
+def test_no_more_is_verified_than_stays(run, monkeypatch):
+    import tinygpt.checkpoint as module
+
+    seen = []
+    real = module.verify_checkpoint
+    monkeypatch.setattr(module, "verify_checkpoint", lambda folder: seen.append(folder.name) or real(folder))
+    prune(run, 3)
+    assert seen == []  # nothing to remove
+    prune(run, 1)
+    assert seen == ["step_000003"]
+
+
+def test_a_damaged_best_one_gives_way_to_the_next_best(losses):
+    hurt(losses / "checkpoints/step_000002")
+    save_checkpoint(losses / "checkpoints/step_000008", build()[0], ByteTokenizer(), state={"val_loss": 9.0})
+    prune(losses, 1)
+    assert steps(losses) == [8]
+
+
+class Plain(torch.nn.Module):
+    "A module of somebody's, without a config: a tied weight, a buffer of whole numbers."
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(4, 4)
+        self.b = torch.nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.b(self.a(x)))
+
+
+def test_any_module_is_saved_and_resumed_and_load_model_says_what_it_is(tmp_path):
+    def step(module, opt):
+        opt.zero_grad()
+        loss = module(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        opt.step()
+        return loss.item()
+
+    torch.manual_seed(0)
+    module = Plain()
+    opt = torch.optim.AdamW(module.parameters())
+    step(module, opt)
+    folder = save_checkpoint(tmp_path / "c", module, ByteTokenizer(), opt, {"step": 1})
+    assert verify_checkpoint(folder) == "" and not (folder / "model.json").exists()
+    expected = [step(module, opt) for _ in range(3)]
+    other = Plain()
+    opt = torch.optim.AdamW(other.parameters())
+    assert load_training_state(folder, other, opt)["step"] == 1
+    assert [step(other, opt) for _ in range(3)] == expected and other.a.weight is other.b.weight
+    with pytest.raises(UserError, match="a module that is no GPT of ours.*load_training_state"):
+        load_model(folder)
+    with pytest.raises(UserError, match="weights of another model"):
+        load_training_state(folder, torch.nn.Linear(4, 4))
+
+
+def test_a_refused_pickle_does_not_advise_to_open_it_in_the_way_that_runs_code(run, tmp_path):
+    folder = checkpoints(run)[-1]
+    torch.save({"state": Trap(tmp_path / "ran")}, folder / "optimizer.pt")
+    with pytest.raises(UserError) as error:
+        load_training_state(folder, *build())
+    assert "weights_only" not in str(error.value) and "more than tensors" in str(error.value)
+
+
 def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path):
     states = []
     expected = []

@@ -294,7 +294,7 @@ BAD_ROWS = [
         "storycloze",
         "s.csv",
         HEADER + "1,a,b,c,d,e,f,x\n",
-        "row 1 cannot be read as storycloze (invalid literal",
+        "row 1 cannot be read as storycloze (AnswerRightEnding is",
     ),
     (
         "storycloze",

@@ -101,7 +101,7 @@ def test_best_takes_the_checkpoint_with_the_lowest_validation_loss(run, capsys):
     folder = run / "checkpoints/step_000002"
     save_checkpoint(folder, build(), ByteTokenizer(), state={"val_loss": 1.0})
     save_checkpoint(run / "checkpoints/step_000003", build(), ByteTokenizer(), state={"val_loss": 2.0})
-    assert module.load_model(run, "cpu", best=True)[2] == folder
+    assert module.open_model(run, "cpu", best=True)[2] == folder
     assert call(run, "--best", "--max-new-tokens", 4) == 0
     for path in run.glob("checkpoints/step_000002/model.*"):
         path.write_bytes(b"damaged")

@@ -11,23 +11,25 @@ __all__ = ['rng_state', 'set_rng_state', 'rng_states', 'unwrap', 'tensor_bytes',
 import base64
 import json
 import math
-import pickle
 import random
 import re
 import shutil
 import struct
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .data.tokens import sha256_file
 from .model import GPT, GPTConfig
-from .support import UserError, atomic_path
+from .model_hf import check_size, check_weights, read_pickle
+from .support import UserError, atomic_path, read_json
 from .tokenizer import Tokenizer
 
 # %% ../nbs/16_checkpoint.ipynb #rng
@@ -140,7 +142,7 @@ def remove_leftovers(
 # %% ../nbs/16_checkpoint.ipynb #save
 def save_checkpoint(
     folder: Path,  # made here; a good checkpoint there is a FileExistsError, a damaged one is replaced
-    model: GPT,  # also compiled, or wrapped in DDP: the plain module's names are written
+    model: GPT,  # or any module; also compiled, or wrapped in DDP: the plain module's names are written
     tokenizer: Tokenizer,
     # or its state; None: for a model that will not be trained on
     optimizer: torch.optim.Optimizer | dict | None = None,
@@ -170,7 +172,8 @@ def save_checkpoint(
     with _full_disk_is_a_user_error(folder, needed), atomic_path(folder) as tmp:
         tmp.mkdir()
         save_file(weights, tmp / "model.safetensors")
-        (tmp / "model.json").write_text(json.dumps(asdict(model.config), indent=2))
+        if isinstance(getattr(model, "config", None), GPTConfig):  # any other module: without its form
+            (tmp / "model.json").write_text(json.dumps(asdict(model.config), indent=2))
         tokenizer.save(tmp / "tokenizer.json")
         if optimizer is not None:
             torch.save(optimizer, tmp / "optimizer.pt")
@@ -183,9 +186,13 @@ def save_checkpoint(
 def _bare_weights(model, weights):
     "All weights of the plain model, on the CPU and under its own names. UserError if some are lacking."
     bare = {}
+    places = set()
     for name, t in weights.items():
         name = name.replace("_orig_mod.", "").removeprefix("module.")
         bare[name] = t.detach().cpu().contiguous()
+        if bare[name].data_ptr() in places:  # a tensor under two names: the file has no such thing
+            bare[name] = bare[name].clone()
+        places.add(bare[name].data_ptr())
     lacking = model.state_dict().keys() - bare.keys()
     if lacking:
         raise UserError(
@@ -200,11 +207,15 @@ def verify_checkpoint(
     "What is wrong with the checkpoint at `folder`, in one sentence; an empty string if nothing is."
     folder = Path(folder)
     try:
-        manifest = dict(json.loads((folder / "manifest.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        manifest = read_json(folder / "manifest.json")
+    except UserError:
         return f"{folder} has no readable manifest.json"
+    if lacking := {"model.safetensors", "tokenizer.json", "state.json"} - manifest.keys():
+        return f"{folder / 'manifest.json'} does not list {min(lacking)}"
     for name, digest in manifest.items():
-        if not (folder / name).exists():
+        if not name or Path(name).name != name:
+            return f"{folder / 'manifest.json'} lists {name!r}, which is no file beside it"
+        if not (folder / name).is_file():
             return f"{folder / name} is missing"
         if sha256_file(folder / name) != digest:
             return f"{folder / name} is damaged: its sha256 is not the one in manifest.json"
@@ -226,8 +237,8 @@ def rank_by_loss(
     losses = {}
     for folder in checkpoints(run):
         try:
-            loss = json.loads((folder / "state.json").read_text()).get("val_loss")
-        except (OSError, ValueError):
+            loss = read_json(folder / "state.json").get("val_loss")
+        except UserError:
             continue
         if isinstance(loss, (int, float)) and math.isfinite(loss):
             losses[folder] = loss
@@ -266,19 +277,32 @@ def find_checkpoint(
     raise UserError(f"no good checkpoint: {'; '.join(problems)}")
 
 # %% ../nbs/16_checkpoint.ipynb #prune
+def _first_good(folders: list[Path], count: int) -> list[Path]:
+    "The first `count` of them that are whole. No more are verified: that reads every byte."
+    good = (folder for folder in folders if not verify_checkpoint(folder))
+    return list(islice(good, count))
+
+
 def prune(
     run: Path,
-    keep: int,  # how many of the newest stay
+    keep: int,  # how many of the newest good ones stay
     best: bool = True,  # the one with the lowest validation loss stays too
 ) -> list[Path]:
-    "Remove the other checkpoints of a run; return what is left, oldest first."
+    """Remove the other checkpoints of a run; return what is left, oldest first.
+
+    A damaged one does not count. It stays while it is the newest: the run will write it anew.
+    """
     if keep < 1:
         raise UserError(f"keep = {keep} would leave nothing to go on from: keep at least 1 checkpoint")
     remove_leftovers(Path(run) / "checkpoints")
-    stay = set(checkpoints(run)[-keep:])
-    if best:
-        stay.update(rank_by_loss(run)[:1])
-    for folder in checkpoints(run):
+    found = checkpoints(run)
+    if len(found) <= keep:  # nothing to remove, so nothing to verify
+        return found
+    newest = _first_good(found[::-1], keep)
+    if not newest:
+        return found
+    stay = {*newest, *(_first_good(rank_by_loss(run), 1) if best else [])}
+    for folder in found[: found.index(newest[0])]:
         if folder not in stay:
             gone = folder.with_name(f".{folder.name}.removed")
             folder.rename(gone)  # at once, so that a half-removed one has no complete-looking name
@@ -286,6 +310,9 @@ def prune(
     return checkpoints(run)
 
 # %% ../nbs/16_checkpoint.ipynb #load-model
+_OTHER = "use another checkpoint of the run, or a copy of this one"
+
+
 def load_model(
     folder: Path,  # a checkpoint, or a run folder
     device="cpu",
@@ -297,18 +324,60 @@ def load_model(
     """
     folder = find_checkpoint(folder, best)
     config = _read_config(folder)
+    weights = _read_weights(folder)
+    check_size(config, sum(t.numel() for t in weights.values()), folder / "model.json")
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    if tokenizer.n_vocab != config.vocab_size:
+        sizes = f"{tokenizer.n_vocab} ids, model.json says vocab_size = {config.vocab_size}"
+        raise UserError(f"{folder / 'tokenizer.json'} has {sizes}: {_OTHER}")
     with torch.device("meta"):
         model = GPT(config)
     # a generator of its own: loading must not move the run's
     model.to_empty(device="cpu").init_weights(torch.Generator())
-    model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
-    return model.to(device).eval(), Tokenizer.load(folder / "tokenizer.json"), folder
+    _check_fit(model, weights, folder)
+    model.load_state_dict(weights, assign=True)
+    return model.to(device).eval(), tokenizer, folder
 
 
 def _read_config(folder):
     "The model's config of a checkpoint, which may be of an older version. UserError if it is of a later one."
     path = folder / "model.json"
-    return GPTConfig.from_dict(json.loads(path.read_text()), path)
+    if not path.exists():
+        what = "was saved of a module that is no GPT of ours"
+        raise UserError(f"{folder} {what}: build yours, and give it to load_training_state")
+    values = read_json(path, remedy=_OTHER)
+    if lacking := {"vocab_size", "block_size", "n_layer", "n_head", "n_embd"} - values.keys():
+        raise UserError(f"{path} does not say {min(lacking)}: {_OTHER}")
+    config = GPTConfig.from_dict(values, path)
+    if problems := config.problems():
+        raise UserError(f"{path} does not work ({'; '.join(problems)}): {_OTHER}")
+    return config
+
+
+def _read_weights(folder):
+    "The tensors of a checkpoint. UserError for a file that is none, or that holds NaN."
+    path = folder / "model.safetensors"
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): {_OTHER}") from None
+    check_weights({name: t for name, t in weights.items() if t.is_floating_point()}, path)
+    return weights
+
+
+def _check_fit(model, weights, folder):
+    "UserError where weights are not those of the model, by name and shape and kind."
+    own = model.state_dict()
+    problems = [f"{name} is missing" for name in own if name not in weights]
+    for name, t in weights.items():
+        if name not in own:
+            problems.append(f"{name} has no place")
+        elif t.shape != own[name].shape or t.is_floating_point() != own[name].is_floating_point():
+            found, wanted = f"{tuple(t.shape)} {t.dtype}", f"{tuple(own[name].shape)} {own[name].dtype}"
+            problems.append(f"{name} is {found} where the model has {wanted}")
+    if problems:
+        path = folder / "model.safetensors"
+        raise UserError(f"{path} holds the weights of another model ({'; '.join(problems[:3])}): {_OTHER}")
 
 # %% ../nbs/16_checkpoint.ipynb #load-state
 def load_training_state(
@@ -327,20 +396,23 @@ def load_training_state(
     folder = Path(folder)
     model = unwrap(model)
     _load_weights(folder, model)
-    state = json.loads((folder / "state.json").read_text())
-    saved = _read_optimizer(folder)
+    state = _read_state(folder)
+    saved = _read_optimizer(folder, {p.shape for p in model.parameters()})
     if optimizer is None:
         state["optimizer"] = saved
     else:
         try:
             optimizer.load_state_dict(saved)
-        except (ValueError, KeyError) as error:
+        except Exception as error:  # of whatever a foreign state leads to
             raise UserError(
                 f"resume: the optimizer of {folder} does not fit ({error}): "
                 "resume with the settings of that run"
             ) from None
     if len(state["rng"]) == world_size:
-        set_rng_state(state["rng"][rank])
+        try:
+            set_rng_state(state["rng"][rank])
+        except Exception as error:  # base64, shapes, types
+            raise UserError(f"{folder / 'state.json'} holds no random state ({error!r}): {_OTHER}") from None
     else:
         torch.manual_seed(state.get("step", 0) * world_size + rank)
     return state
@@ -348,13 +420,15 @@ def load_training_state(
 
 def _load_weights(folder, model):
     "Into a model of the same config and dtype, else a UserError."
-    theirs = asdict(_read_config(folder))
-    ours = asdict(model.config)
-    differs = [f"{k} = {theirs[k]} there, {ours[k]} here" for k in ours if theirs[k] != ours[k]]
-    if differs:
-        raise UserError(f"resume: the model of {folder} is another one ({', '.join(differs)})")
+    config = getattr(model, "config", None)
+    if isinstance(config, GPTConfig):
+        theirs, ours = asdict(_read_config(folder)), asdict(config)
+        differs = [f"{k} = {theirs[k]} there, {ours[k]} here" for k in ours if theirs[k] != ours[k]]
+        if differs:
+            raise UserError(f"resume: the model of {folder} is another one ({', '.join(differs)})")
     own = model.state_dict()
-    weights = load_file(folder / "model.safetensors")
+    weights = _read_weights(folder)
+    _check_fit(model, weights, folder)
     for name, t in weights.items():
         if t.dtype != own[name].dtype:
             raise UserError(
@@ -365,20 +439,48 @@ def _load_weights(folder, model):
     model.load_state_dict(weights)
 
 
-def _read_optimizer(folder):
-    "The optimizer's state, opened in a way that runs no code. UserError if it cannot be."
+class _State(dict):
+    "What state.json holds; a part that is asked for and not there is told in a sentence."
+
+    path = ""
+
+    def __missing__(self, key):
+        raise UserError(f"{self.path} has no {key}: {_OTHER}")
+
+
+def _read_state(folder):
+    "What state.json holds. UserError where a part is of another kind than it is saved as."
+    state = _State(read_json(folder / "state.json", remedy=_OTHER))
+    state.path = folder / "state.json"
+    kinds = dict(step=int, rng=list, loader=dict, scaler=dict, versions=dict, threads=int)
+    for name, kind in kinds.items():
+        if name in state and type(state[name]) is not kind:
+            wrong = f"{name} is a {type(state[name]).__name__}, not a {kind.__name__}"
+            raise UserError(f"{state.path}: {wrong}: {_OTHER}")
+    if state.get("step", 0) < 0 or not state["rng"]:
+        raise UserError(f"{state.path}: step is below 0, or rng is empty: {_OTHER}")
+    return state
+
+
+def _read_optimizer(folder, shapes):
+    "The optimizer's state, opened in a way that runs no code. UserError if it cannot be of these weights."
     path = folder / "optimizer.pt"
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"resume: {folder} has no optimizer.pt: it was saved to be used, not to be trained on"
-        ) from None
-    except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"resume: {path} holds more than tensors and numbers, and is not opened ({reason})"
-        ) from None
+        )
+    saved = read_pickle(path)
+    entries, groups = saved.get("state"), saved.get("param_groups")
+    sound = isinstance(entries, dict) and isinstance(groups, list)
+    sound = sound and all(isinstance(group, dict) and "params" in group for group in groups)
+    if not sound or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise UserError(f"resume: {path} holds no state of an optimizer: {_OTHER}")
+    for entry in entries.values():
+        for name, t in entry.items():
+            if isinstance(t, torch.Tensor) and t.numel() > 1 and t.shape not in shapes:
+                wrong = f"{name} of shape {tuple(t.shape)}, which no weight has"
+                raise UserError(f"resume: {path} holds {wrong}: {_OTHER}")
+    return saved
 
 
 def what_differs(

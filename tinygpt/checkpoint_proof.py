@@ -231,12 +231,16 @@ def _save_for_ever(run: SmallRun, folder: Path, clock: mmap.mmap, in_place: bool
     while True:
         run.step += 1
         clock[:8] = struct.pack("d", time.monotonic())
-        if in_place:
-            parts = {"model": run.plain.state_dict(), "optimizer": run.optimizer.state_dict()}
-            torch.save(parts, folder / "ckpt.pt")
-        else:
-            save_run(run, folder / f"checkpoints/step_{run.step:06d}")
-            prune(folder, 2)
+        _save_once(run, folder, in_place)
+
+
+def _save_once(run: SmallRun, folder: Path, in_place: bool) -> None:
+    if in_place:
+        parts = {"model": run.plain.state_dict(), "optimizer": run.optimizer.state_dict()}
+        torch.save(parts, folder / "ckpt.pt")
+    else:
+        save_run(run, folder / f"checkpoints/step_{run.step:06d}")
+        prune(folder, 2)
 
 
 def _look(run: SmallRun, folder: Path, in_place: bool) -> bool:
@@ -257,7 +261,8 @@ def killed_saves(
     kills: int = 100,
     seed: int = 0,
     in_place: bool = False,  # the rival
-    longest: float = 0.06,  # seconds; each victim lives a random part of it
+    # seconds; each victim lives a random part of it. None: twice as long as a save takes here and now
+    longest: float | None = None,
 ) -> list[dict]:
     """Kill -9 a saving process `kills` times, and look what is left each time.
 
@@ -275,10 +280,9 @@ def _kill_savers(folder, kills, seed, in_place, longest):
     train_run(run, 1)
     clock = mmap.mmap(-1, 8)
     folder.mkdir(parents=True)
-    if in_place:
-        torch.save({}, folder / "ckpt.pt")
-    else:
-        save_run(run, folder / "checkpoints/step_000001")
+    begin = time.monotonic()
+    _save_once(run, folder, in_place)
+    longest = longest or 2 * (time.monotonic() - begin)
     found = []
     for _ in range(kills):
         clock[:8] = struct.pack("d", 0)

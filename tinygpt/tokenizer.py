@@ -65,6 +65,16 @@ class Tokenizer(Vocabulary):
         "`encode` of each text, by several threads where that helps: in BPE."
         return [self.encode(text) for text in texts]
 
+    @property
+    def start(self) -> list[int]:
+        "The ids before a prompt: documents begin with eot in the training data, so a prompt does too."
+        return [self.eot]
+
+    @property
+    def ends(self) -> set[int]:
+        "The ids that end a text: `eot`, and what else others' models end with."
+        return {self.eot}
+
     def _spec(self) -> dict:
         "What defines the tokenizer, in a form that JSON can hold."
         return {"kind": self.kind}
@@ -91,6 +101,8 @@ class Tokenizer(Vocabulary):
             spec = json.loads(Path(path).read_text(encoding="utf-8"))
             tokenizer = _KINDS[spec["kind"]]._from_spec(spec)
             intact = tokenizer.fingerprint == spec["fingerprint"]
+        except UserError:
+            raise
         except OSError as error:
             raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
         except Exception as error:  # whatever a file of another kind leads to

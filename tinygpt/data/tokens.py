@@ -20,6 +20,7 @@ import numpy as np
 
 from ..support import UserError, atomic_path, cache_dir
 from ..tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from ..tokenizer_hf import read_tokenizer
 
 # %% ../../nbs/more/03_data_tokens.ipynb #corpus
 @dataclass
@@ -155,7 +156,7 @@ def build_tokenizer(
         raise UserError(
             f"tokenizer: {spec} is none of bpe, char, byte, gpt2, nor the path of a saved tokenizer"
         )
-    return Tokenizer.load(spec)
+    return read_tokenizer(spec)
 
 # %% ../../nbs/more/03_data_tokens.ipynb #files
 def token_dtype(vocab_size: int) -> str:

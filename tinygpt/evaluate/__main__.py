@@ -13,7 +13,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ..checkpoint import load_model
+from ..checkpoint_open import open_model
 from ..ddp.world import World, close_world, init_world
 from .score import evaluate_text, save_result, text_line
 from .tasks import evaluate_task, task_line
@@ -26,7 +26,7 @@ class Options:
     "Score a trained model on a text or a task."
 
     run: Annotated[str, Positional, arg(metavar="RUN")]
-    """a run folder such as runs/laptop, or a checkpoint in it"""
+    """a run such as runs/laptop, a checkpoint, a Hugging Face folder or name, or nanoGPT's ckpt.pt"""
     task: str = ""
     """hellaswag, storycloze or lambada; empty: the loss on a text"""
     data: str = ""
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
         world = init_world(options.device, timeout=600)
     else:
         world = World(device=choose_device(options.device)[0])
-    model, tokenizer, checkpoint = load_model(options.run, world.device)
+    model, tokenizer, checkpoint = open_model(options.run, world.device)
     data, batch_size = options.data, options.batch_size
     if options.task:
         result = evaluate_task(model, tokenizer, options.task, data, options.limit, batch_size, world)

@@ -18,11 +18,10 @@ from ..model import GPT
 from ..model_hf import config_to_hf, export_hf
 from ..support import UserError, atomic_path
 from ..tokenizer import Tokenizer
+from ..tokenizer_hf import byte_spelling
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #spelling
-_PRINTABLE = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-_OTHERS = [b for b in range(256) if b not in _PRINTABLE]
-_SPELLING = {b: chr(b) for b in _PRINTABLE} | {b: chr(256 + i) for i, b in enumerate(_OTHERS)}
+_SPELLING = byte_spelling()
 
 
 def spell_bytes(token: bytes) -> str:
@@ -54,10 +53,15 @@ def tokenizer_json(
     One difference remains: there, as everywhere in transformers, the text <|endoftext|> is the special token;
     for us it is text.
     """
-    vocab = tokenizer.vocab[:-1]  # without eot
-    if tokenizer.kind == "char":
+    if tokenizer.kind == "hf":
+        return json.loads(tokenizer.text)
+    vocab = tokenizer.vocab[: tokenizer.eot]  # without eot
+    ours = {EOT: tokenizer.eot}
+    if tokenizer.kind == "nanogpt":  # characters alone
+        vocab, ours = tokenizer.vocab, {}
+    if tokenizer.kind in ("char", "nanogpt"):
         words = {c.decode(): i for i, c in enumerate(vocab)}
-        model = {"type": "WordLevel", "vocab": words | {EOT: tokenizer.eot}, "unk_token": "<|none|>"}
+        model = {"type": "WordLevel", "vocab": words | ours, "unk_token": "<|none|>"}
         pre_tokenizer = _split(r"[\s\S]")
         decoder = {"type": "Fuse"}
     else:
@@ -65,9 +69,9 @@ def tokenizer_json(
         merges = [[spell_bytes(a), spell_bytes(b)] for a, b in merge_pairs(vocab)]
         model = {
             "type": "BPE",
-            "vocab": words | {EOT: tokenizer.eot},
+            "vocab": words | ours,
             "merges": merges,
-            "ignore_merges": True,
+            "ignore_merges": bool(merges),
         }
         decoder = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         pre_tokenizer = decoder
@@ -79,7 +83,7 @@ def tokenizer_json(
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [special],
+        "added_tokens": [special] if ours else [],
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
@@ -93,6 +97,32 @@ def _split(pattern: str) -> dict:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #export
+def _special_tokens(tokenizer: Tokenizer) -> tuple[dict, dict]:
+    "What transformers wants to know of the tokens that begin and end a text: (names, ids)."
+    if tokenizer.kind == "nanogpt":  # it has none
+        return {}, {"bos_token_id": None, "eos_token_id": None}
+    if tokenizer.kind != "hf":
+        names = {name: EOT for name in ("bos_token", "eos_token", "pad_token")}
+        return names, {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot}
+    ends = tokenizer.ends_in_order
+    first, last = tokenizer.token(tokenizer.eot), tokenizer.token(ends[0])
+    names = {"bos_token": first, "eos_token": last, "pad_token": last} | tokenizer.settings
+    return names, {"bos_token_id": tokenizer.eot, "eos_token_id": ends if len(ends) > 1 else ends[0]}
+
+
+def _with_start(tokenizer: Tokenizer) -> dict:
+    "tokenizer.json with the step that puts eot before a text, as `generate` does; a foreign one has its own."
+    made = tokenizer_json(tokenizer)
+    if tokenizer.kind in ("hf", "nanogpt"):
+        return made
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": 1}}
+    eot = {"SpecialToken": {"id": EOT, "type_id": 0}}
+    tokens = {EOT: {"id": EOT, "ids": [tokenizer.eot], "tokens": [EOT]}}
+    step = {"type": "TemplateProcessing", "single": [eot, text], "pair": [eot, text, second]}
+    return made | {"post_processor": step | {"special_tokens": tokens}}
+
+
 def export_model(
     model: GPT,  # with GPT-2's or Llama's parts
     tokenizer: Tokenizer,  # the model's own
@@ -103,7 +133,7 @@ def export_model(
     UserError for a model that has no counterpart there.
     """
     out = Path(out).expanduser()
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise UserError(f"{out} exists: choose a folder that does not, or remove it")
     if tokenizer.n_vocab != model.config.vocab_size:
         raise UserError(
@@ -115,22 +145,19 @@ def export_model(
     except UserError as error:
         instead = "or evaluate it where it is, with the adapter `harness_model` of tinygpt.evaluate.export"
         raise UserError(f"{error}; {instead}") from None
-    ids = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}
-    names = {
+    names, ids = _special_tokens(tokenizer)
+    names |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": EOT,
-        "eos_token": EOT,
-        "pad_token": EOT,
         "model_max_length": model.config.block_size,
         "clean_up_tokenization_spaces": False,
     }
     files = {
-        "tokenizer.json": tokenizer_json(tokenizer),
+        "tokenizer.json": _with_start(tokenizer),
         "tokenizer_config.json": names,
-        "generation_config.json": ids,
+        "generation_config.json": ids | {"pad_token_id": ids["bos_token_id"]},
     }
     with atomic_path(out) as tmp:
-        export_hf(model, tmp)
+        export_hf(model, tmp, **ids)
         for name, content in files.items():
             (tmp / name).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
     return out
@@ -151,7 +178,7 @@ def write_until(
     for _ in range(max_new_tokens):
         x = torch.tensor([(ids + new)[-model.config.block_size :]], device=device)
         token = model(x)[0][0, -1].argmax().item()
-        if token == tokenizer.eot:
+        if token in tokenizer.ends:
             break
         new.append(token)
         if any(stop in tokenizer.decode(new) for stop in until):
@@ -293,7 +320,7 @@ def run_harness(
 
     subject = {"model": model}
     if isinstance(model, (str, Path)):
-        arguments = {"pretrained": str(model), "device": "cpu", "dtype": "float32"}
+        arguments = {"pretrained": str(model), "device": "cpu", "dtype": "float32", "add_bos_token": False}
         subject = {"model": "hf", "model_args": arguments, "batch_size": batch_size}
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     found = lm_eval.simple_evaluate(

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['eval_windows', 'eval_batch', 'Score', 'eval_rows', 'score_rows', 'evaluate', 'total_score', 'evaluate_world',
-           'ratio_interval', 't_quantile', 'row_documents', 'compressor_bits', 'text_tokens', 'evaluate_text',
-           'save_result', 'text_line']
+           'ratio_interval', 't_quantile', 'row_documents', 'compressor_bits', 'text_tokens', 'check_finite',
+           'evaluate_text', 'save_result', 'text_line']
 
 # %% ../../nbs/17_evaluate.ipynb #imports
 import bz2
@@ -21,10 +21,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..data.tokens import CORPORA, load_corpus, open_token_data, token_dtype
+from ..data.open import _nanogpt_tokenizer as nanogpt_tokenizer
+from ..data.tokens import CORPORA, load_corpus, open_split, open_token_data, token_dtype
 from ..ddp.world import World
 from ..model import GPT
-from ..support import UserError, atomic_path
+from ..support import UserError, atomic_path, read_json
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/17_evaluate.ipynb #windows
@@ -234,9 +235,21 @@ def compressor_bits(
     return {name: 8 * size / len(val) for name, size in sizes.items()}
 
 # %% ../../nbs/17_evaluate.ipynb #text
+def _nanogpt_val(folder: Path, tokenizer: Tokenizer) -> np.ndarray:
+    "nanoGPT's val.bin. With a meta.pkl it says what made its ids; without one they have to fit."
+    if (folder / "meta.pkl").exists():
+        if nanogpt_tokenizer(folder, "gpt2").chars != getattr(tokenizer, "chars", None):
+            raise UserError(f"data: the characters of {folder} are not the model's: give the text itself")
+    path = folder / "val.bin"
+    size = path.stat().st_size if path.is_file() else 0
+    if size < 4 or size % 2:
+        raise UserError(f"data: {path} is missing, or no file of 16-bit ids: nanoGPT's prepare.py writes it")
+    return open_split([(path, size // 2)], np.dtype("<u2"), tokenizer.n_vocab)
+
+
 def text_tokens(
     # a corpus such as "sotu" or a folder of .txt files (their held-out part), a text file (all of it),
-    # or a token folder (its val)
+    # or a token folder (its val), nanoGPT's too
     data: str,
     tokenizer: Tokenizer,  # the model's
 ) -> np.ndarray:
@@ -255,6 +268,8 @@ def text_tokens(
                 "give the text itself, or token files that were prepared with the model's tokenizer.json"
             )
         return tokens.val
+    if (place / "val.bin").exists() or (place / "train.bin").exists():
+        return _nanogpt_val(place, tokenizer)
     corpus = load_corpus(data)
     alone = data not in CORPORA and place.is_file()
     documents = ["".join(corpus.train + corpus.val)] if alone else corpus.val
@@ -264,6 +279,14 @@ def text_tokens(
     return np.array(ids, dtype=token_dtype(tokenizer.n_vocab))
 
 # %% ../../nbs/17_evaluate.ipynb #evaluate-text
+def check_finite(
+    nats: float,  # a sum of losses
+) -> None:
+    "UserError where the loss is NaN or infinite: such a result says nothing."
+    if not math.isfinite(nats):
+        raise UserError("the model's loss is not finite: its training diverged, take an earlier checkpoint")
+
+
 def evaluate_text(
     model: GPT,
     tokenizer: Tokenizer,
@@ -283,6 +306,7 @@ def evaluate_text(
     share = dict(rank=world.rank, world_size=world.world_size)
     table = score_rows(model, tokens, tokenizer.token_bytes(), rows, batch_size, **share)
     score = total_score(table)
+    check_finite(score.nats)
     groups, over = row_documents(tokens, rows, block_size, tokenizer.eot), "documents"
     if len(np.unique(groups)) < 5:
         groups, over = np.arange(len(rows)) * 20 // len(rows), "runs of rows"
@@ -325,9 +349,9 @@ def save_result(
         return [r.get(key) for key in ("checkpoint", "task", "data", "max_tokens", "limit")]
 
     try:
-        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        old = read_json(path, list) if path.exists() else []
         kept = [r for r in old if question(r) != question(result)]
-    except (ValueError, AttributeError):
+    except (UserError, AttributeError):
         raise UserError(f"{path} is not a list of results: move it away, and evaluate again") from None
     with atomic_path(path) as tmp:
         tmp.write_text(json.dumps([*kept, result], indent=2), encoding="utf-8")

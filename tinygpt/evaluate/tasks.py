@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from ..data.documents import find_documents
 from ..ddp.world import World
-from .score import ratio_interval
+from .score import check_finite, ratio_interval
 from ..model import GPT
 from ..support import UserError
 from ..tokenizer import Tokenizer
@@ -133,13 +133,16 @@ def hellaswag_item(row: dict) -> Item:
     The second half of the context begins with a capital.
     """
     if "ctx_a" in row and "activity_label" in row:
-        context = _clean(f"{row['activity_label']}: {row['ctx_a']} {_field(row, 'ctx_b').capitalize()}")
+        label, first, second = (_field(row, name) for name in ("activity_label", "ctx_a", "ctx_b"))
+        context = _clean(f"{label}: {first} {second.capitalize()}")
     else:
         context = _clean(_field(row, "ctx"))  # a file that holds the whole context alone
     endings = row["endings"]
     if isinstance(endings, str):
         endings = json.loads(endings)
-    return Item(context, [" " + _clean(ending) for ending in endings], int(row["label"]))
+    if not isinstance(endings, list) or not all(isinstance(ending, str) for ending in endings):
+        raise ValueError(f"endings is {str(endings)[:60]}, not a list of texts")
+    return Item(context, [" " + _clean(ending) for ending in endings], _number(row, "label"))
 
 
 def _clean(text: str) -> str:
@@ -152,11 +155,20 @@ def _field(row: dict, name: str) -> str:
     return row[name]
 
 
+def _number(row: dict, name: str) -> int:
+    value = row[name]
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if type(value) is not int:
+        raise ValueError(f"{name} is {value!r}, not a whole number")
+    return value
+
+
 def storycloze_item(row: dict) -> Item:
     "Four sentences, and two for the fifth."
     context = " ".join(_field(row, f"InputSentence{i}") for i in range(1, 5))
     options = [" " + _field(row, f"RandomFifthSentenceQuiz{i}") for i in (1, 2)]
-    return Item(context, options, int(row["AnswerRightEnding"]) - 1)
+    return Item(context, options, _number(row, "AnswerRightEnding") - 1)
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #other-items
 def lambada_item(row: dict) -> Item:
@@ -175,7 +187,7 @@ def read_rows(
     HF_ENDPOINT chooses a mirror of the hub.
     """
     if "://" not in data and data.endswith(".csv"):
-        if not Path(data).exists():
+        if not Path(data).is_file():
             raise UserError(f"data: {data} does not exist: give the path of the task's file")
         with open(data, encoding="utf-8-sig", newline="") as file:
             yield from ((f"{data} row {n}", row) for n, row in enumerate(csv.DictReader(file), 1))
@@ -267,7 +279,7 @@ def load_items(
         rows = list(islice(read_rows(data or TASKS[task].hub), limit))
     except UserError:
         raise
-    except (OSError, EOFError, ImportError, ValueError) as error:
+    except Exception as error:  # each format and each compression has its own
         raise UserError(
             f"data: {data} cannot be read ({error}): it is damaged or of another kind than its name says; "
             "fetch it again"
@@ -329,6 +341,7 @@ def score_items(
     world = world or World()
     pairs = [encode_pair(tokenizer, item.context, option) for item in items for option in item.options]
     nats, greedy = continuation_losses(model, pairs, batch_size, world.rank, world.world_size)
+    check_finite(nats.sum())
     k = len(items[0].options)
     more = {}
     if k == 1:

@@ -6,13 +6,14 @@
 __all__ = ['Options', 'main']
 
 # %% ../../nbs/more/17_export_command.ipynb #imports
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ..checkpoint import load_model
+from ..checkpoint_open import open_model
 from ..evaluate.export import export_model, write_harness_task
 from ..model_hf import config_to_hf
 from ..support import UserError, command, parse_options
@@ -23,7 +24,7 @@ class Options:
     "Export a run for transformers, or define a harness task. With --harness-task OUT stands alone."
 
     run: Annotated[str, Positional, arg(metavar="RUN")]
-    """a run folder or a checkpoint in it"""
+    """a run such as runs/laptop, a checkpoint, a Hugging Face folder or name, or nanoGPT's ckpt.pt"""
     out: Annotated[str, Positional, arg(metavar="OUT", help_behavior_hint="")] = ""
     """the folder to write"""
     harness_task: str = ""
@@ -39,12 +40,13 @@ def main(argv: list[str]) -> None:
     if options.harness_task:
         out = options.out or options.run
         name = write_harness_task(options.harness_task, options.data, out)
-        then = f"lm_eval --model hf --model_args pretrained=FOLDER --include_path {out} --tasks {name}"
+        folder = shlex.quote(out)
+        then = f"lm_eval --model hf --model_args pretrained=FOLDER --include_path {folder} --tasks {name}"
         print(f"{out} defines {name}: {then}")
         return
     if not options.out:
         raise UserError("run is missing: give a run folder and the folder to write")
-    model, tokenizer, checkpoint = load_model(options.run)
+    model, tokenizer, checkpoint = open_model(options.run)
     export_model(model, tokenizer, options.out)
     kind = config_to_hf(model.config)["architectures"][0]
     opens = f"AutoModelForCausalLM.from_pretrained({options.out!r}) opens it as {kind}"

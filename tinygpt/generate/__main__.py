@@ -12,7 +12,7 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
-from ..checkpoint import load_model
+from ..checkpoint_open import open_model
 from .sample import check_sampling, context_start, generate_texts, prompt_ids, stream_text
 from ..precision import choose_device
 from ..support import UserError, command, parse_options
@@ -23,7 +23,7 @@ class Options:
     "Write text with a trained model."
 
     run: Annotated[str, Positional, arg(metavar="RUN")]
-    """a run folder such as runs/laptop, or a checkpoint in it"""
+    """a run such as runs/laptop, a checkpoint, a Hugging Face folder or name, or nanoGPT's ckpt.pt"""
     prompt: UseAppendAction[list[str]] = field(default_factory=list)
     """what the text begins with; may be given several times (without: the model begins on its own)"""
     max_new_tokens: int = 200
@@ -47,7 +47,7 @@ class Options:
 def write(options: Options):
     "Yield (prompt, the pieces of what follows it) for each text."
     device, _ = choose_device(options.device)
-    model, tokenizer, _ = load_model(options.run, device, options.best)
+    model, tokenizer, _ = open_model(options.run, device, options.best)
     prompts = [prompt for prompt in options.prompt or [""] for _ in range(options.num_samples)]
     block_size = model.config.block_size
     longest = max(len(prompt_ids(tokenizer, prompt)) for prompt in prompts)

@@ -9,6 +9,7 @@ __all__ = ['sampling_probs', 'check_sampling', 'context_start', 'NextLogits', 'g
 # %% ../../nbs/18_generate.ipynb #imports
 import codecs
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -25,6 +26,10 @@ def sampling_probs(
 ) -> torch.Tensor:
     "The probabilities (..., V) of the next token: temperature first, then top-k, then top-p."
     logits = logits.float()
+    if logits.isnan().any() or (logits == torch.inf).any():
+        raise UserError(
+            "the model's logits are not finite: its training diverged, take an earlier checkpoint"
+        )
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     # a tiny temperature shall make no infinity of the largest
@@ -76,11 +81,18 @@ class NextLogits:
     With a cache only what is new runs through the model.
     """
 
-    def __init__(self, model: GPT, use_cache: bool = True):
+    def __init__(
+        self,
+        model: GPT,
+        use_cache: bool = True,
+        longest: int | None = None,  # tokens that will be given at most; None: a whole context
+    ):
         self.model = model
         self.use_cache = use_cache
         self.weight = next(model.parameters())
         self.block_size = model.config.block_size
+        room = min(self.block_size, longest or self.block_size)
+        self.cached = replace(model.config, block_size=room)  # a context of 100,000 tokens would take GBs
         self.cache = None
         self.begin = 0  # the cache holds what follows the token number `begin`
 
@@ -93,7 +105,7 @@ class NextLogits:
         if not self.use_cache:
             return self.model(ids[:, start:])[0][:, -1].cpu()
         if self.cache is None or start != self.begin:
-            self.cache = KVCache(self.model.config, len(ids), self.weight.device, self.weight.dtype)
+            self.cache = KVCache(self.cached, len(ids), self.weight.device, self.weight.dtype)
             self.begin = start
         return self.model(ids[:, start + self.cache.length :], cache=self.cache)[0][:, -1].cpu()
 
@@ -115,7 +127,7 @@ def generate_tokens(
     if ids.shape[1] == 0:
         raise UserError("the prompt is empty: begin with at least one token, for example the tokenizer's eot")
     ids = ids.cpu()
-    next_logits = NextLogits(model, use_cache)
+    next_logits = NextLogits(model, use_cache, ids.shape[1] + max_new_tokens)
     training = model.training
     model.eval()
     try:
@@ -138,7 +150,8 @@ def generate_batch(
     top_p: float = 1.0,
     # row r draws from a generator of its own, of seed + r; None: another text each time
     seed: int | None = None,
-    eot: int | None = None,  # a row ends with this token; None: at its full length
+    # a row ends with this token, or with one of these; None: at its full length
+    eot: int | set[int] | None = None,
     use_cache: bool = True,
 ) -> list[list[int]]:
     """The new tokens of each prompt, as if each had been alone.
@@ -148,6 +161,7 @@ def generate_batch(
     check_sampling(temperature, top_k, top_p)
     if not all(prompts):
         raise UserError("a prompt is empty: begin with at least one token, for example the tokenizer's eot")
+    ends = eot if isinstance(eot, set) else {eot}
     generators = [_generator(None if seed is None else seed + r) for r in range(len(prompts))]
     longest = max(map(len, prompts), default=0)
     ids = torch.zeros(len(prompts), longest + max_new_tokens, dtype=torch.int64)
@@ -155,7 +169,7 @@ def generate_batch(
         row[: len(prompt)] = torch.tensor(prompt)
     new = [[] for _ in prompts]
     going = list(range(len(prompts))) if max_new_tokens > 0 else []  # rows that have not ended
-    next_logits = NextLogits(model, use_cache)
+    next_logits = NextLogits(model, use_cache, ids.shape[1])
     training = model.training
     model.eval()
     try:
@@ -167,9 +181,9 @@ def generate_batch(
                     continue  # its prompt lasts
                 token = torch.multinomial(probs[r], 1, generator=generators[r]).item()
                 ids[r, n] = token
-                if token != eot:
+                if token not in ends:
                     new[r].append(token)
-                if token == eot or len(new[r]) == max_new_tokens:
+                if token in ends or len(new[r]) == max_new_tokens:
                     going.remove(r)
     finally:
         model.train(training)
@@ -179,6 +193,8 @@ def generate_batch(
 def _generator(seed: int | None) -> torch.Generator:
     "A generator of its own; None: one that draws anew each time."
     generator = torch.Generator()
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise UserError(f"seed = {seed} has more than 64 bits: choose a smaller one")
     if seed is None:
         generator.seed()
     else:
@@ -190,8 +206,11 @@ def prompt_ids(
     tokenizer: Tokenizer,
     prompt: str,  # may be empty: the model then begins a document of its own
 ) -> list[int]:
-    "The ids a text begins with: documents begin with eot in the training data, so the prompt does too."
-    return [tokenizer.eot, *tokenizer.encode(prompt)]
+    """The ids a text begins with: documents begin with eot in the training data, so the prompt does too.
+
+    A tokenizer from elsewhere puts there what its own library would (`start`).
+    """
+    return [*tokenizer.start, *tokenizer.encode(prompt)] or [tokenizer.eot]
 
 
 def stream_text(
@@ -212,7 +231,7 @@ def stream_text(
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     ids = torch.tensor([prompt_ids(tokenizer, prompt)])
     for token in generate_tokens(model, ids, max_new_tokens, temperature, top_k, top_p, generator):
-        if token.item() == tokenizer.eot:
+        if token.item() in tokenizer.ends:
             break
         piece = decoder.decode(tokenizer.decode_bytes([token.item()]))
         if piece:
@@ -234,5 +253,5 @@ def generate_texts(
 ) -> list[str]:
     "What follows each prompt, all written in one batch."
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    rows = generate_batch(model, ids, max_new_tokens, temperature, top_k, top_p, seed, tokenizer.eot)
+    rows = generate_batch(model, ids, max_new_tokens, temperature, top_k, top_p, seed, tokenizer.ends)
     return [tokenizer.decode_bytes(row).decode("utf-8", errors="replace") for row in rows]

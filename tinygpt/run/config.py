@@ -247,7 +247,9 @@ def _source_problems(config) -> Iterator[str]:
         yield f"source = {d.source} is read from the hub while training: {remedy}"
     if d.tokenizer not in ("bpe", "char", "byte", "gpt2") and not Path(d.tokenizer).is_file():
         kinds = "bpe, char, byte, gpt2, nor the path of a saved tokenizer"
-        yield f"tokenizer = {d.tokenizer} is none of {kinds}"
+        saved = sorted(config.folder.glob("checkpoints/step_*/tokenizer.json"))[-1:]
+        remedy = [f": each checkpoint has it, give --tokenizer {json.dumps(str(path))}" for path in saved]
+        yield f"tokenizer = {d.tokenizer} is none of {kinds}{''.join(remedy)}"
 
 
 def _system_problems(config) -> Iterator[str]:

@@ -29,12 +29,12 @@ from ..accumulate_memory import checkpoint_blocks
 from tinygpt.checkpoint import (
     checkpoints,
     find_checkpoint,
-    load_model,
     load_training_state,
     rng_states,
     verify_checkpoint,
     what_differs,
 )
+from ..checkpoint_open import find_model, keep_tokenizer, open_model
 from ..data.open import make_loader, open_data
 from ..data.tokens import Shards, TokenData
 from ..ddp.world import World, init_world
@@ -112,18 +112,20 @@ def initial_model(
 
 
 def _load_from(source: str, config: TrainConfig) -> GPT:
-    "The model at `source`: a run, a checkpoint, a Hugging Face folder or name. Sets the tokenizer."
-    place = Path(source).expanduser()
-    if (place / "checkpoints").is_dir() or (place / "manifest.json").exists():
-        model, _, folder = load_model(place)
-        config.data.tokenizer = str(folder / "tokenizer.json")
-        return model
-    model = load_hf(source)
-    if config.data.tokenizer == "bpe":
+    "The model at `source`: whatever `open_model` opens. Sets the tokenizer, unless one was named."
+    kind, place = find_model(source)
+    if kind == "hf" and config.data.tokenizer != "bpe":
+        return load_hf(place)
+    if kind == "hf" and not (place / "tokenizer.json").exists():
+        model = load_hf(place)
         if model.config.vocab_size != 50257:
             size = f"a vocabulary of {model.config.vocab_size}"
             raise UserError(f"init_from = {source}: name its tokenizer with --tokenizer ({size})")
         config.data.tokenizer = "gpt2"
+        return model
+    model, tokenizer, folder = open_model(source)
+    ours = folder / "tokenizer.json"
+    config.data.tokenizer = str(ours if kind == "run" else keep_tokenizer(tokenizer))
     return model
 
 # %% ../../nbs/more/19_run_setup.ipynb #vocabulary
