@@ -2165,7 +2165,7 @@ SLIPS = [
     Slip(
         "run.setup",
         "equip_run",
-        'run.loader.load_state_dict(saved["loader"])',
+        '_find_place(run.loader, saved["loader"], d.loader)',
         "None",
         "a resumed run sees its first data again (nanoGPT #467)",
     ),

@@ -351,3 +351,19 @@ def test_what_came_into_the_folder_while_the_data_was_read_is_not_deleted(config
     with pytest.raises(UserError, match="thesis.tex"):
         quiet(config, overwrite=True)
     assert (config.folder / "thesis.tex").exists() and checkpoints(config.folder)
+
+
+def test_a_run_that_came_while_the_data_was_read_is_not_deleted_unasked(config, monkeypatch):
+    done = quiet(config).run
+    config.run.name = "other"
+    real = run_setup.open_run_data
+
+    def slow(*args):
+        if not config.folder.exists():
+            shutil.copytree(done, config.folder)
+        return real(*args)
+
+    monkeypatch.setattr(run_setup, "open_run_data", slow)
+    with pytest.raises(UserError, match="exists: go on with it by --resume"):
+        quiet(config)
+    assert checkpoints(config.folder)
