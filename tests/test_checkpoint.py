@@ -589,7 +589,11 @@ def test_a_refused_pickle_does_not_advise_to_open_it_in_the_way_that_runs_code(r
     torch.save({"state": Trap(tmp_path / "ran")}, folder / "optimizer.pt")
     with pytest.raises(UserError) as error:
         load_training_state(folder, *build())
-    assert "weights_only" not in str(error.value) and "more than tensors" in str(error.value)
+    said = str(error.value)
+    assert "weights_only" not in said and "more than tensors" in said and "it would call" in said
+    (folder / "optimizer.pt").write_bytes(b"")
+    with pytest.raises(UserError, match="is damaged or no file of torch.save"):
+        load_training_state(folder, *build())
 
 
 def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path):

@@ -289,3 +289,38 @@ def test_texts_of_a_batch_are_those_of_the_stream(model):
 
 def test_a_text_begins_as_documents_do():
     assert prompt_ids(ByteTokenizer(), "") == [256] and prompt_ids(ByteTokenizer(), "ab") == [256, 97, 98]
+
+
+def test_the_cache_has_room_for_what_is_asked_for_and_not_for_the_whole_context(monkeypatch):
+    "A context of 100,000 tokens would take gigabytes for a text of twenty."
+    import tinygpt.generate.sample as module
+
+    rooms, real = [], module.KVCache
+
+    def noting(config, *args):
+        rooms.append(config.block_size)
+        return real(config, *args)
+
+    monkeypatch.setattr(module, "KVCache", noting)
+    model = GPT(GPTConfig.llama(vocab_size=31, block_size=4096, n_layer=1, n_head=2, n_embd=16))
+    ids = torch.zeros(1, 5, dtype=torch.int64)
+    cached = [t.item() for t in generate_tokens(model, ids, 12, temperature=0)]
+    assert cached == [t.item() for t in generate_tokens(model, ids, 12, temperature=0, use_cache=False)]
+    assert len(generate_batch(model, [[1], [1, 2, 3]], 6)[0]) == 6
+    assert rooms == [17, 9]
+
+
+def test_any_of_several_tokens_ends_a_row():
+    model = GPT(GPTConfig.gpt2(vocab_size=31, block_size=16, n_layer=1, n_head=2, n_embd=16))
+    whole = generate_batch(model, [[1]], 12, seed=3)[0]
+    ends = {whole[5], whole[8]}
+    cut = generate_batch(model, [[1]], 12, seed=3, eot=ends)[0]
+    first = next(i for i, token in enumerate(whole) if token in ends)
+    assert cut == whole[:first]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_a_sentence(bad):
+    with pytest.raises(UserError, match="logits are not finite"):
+        sampling_probs(torch.tensor([0.0, bad]), temperature=0.8)
+    assert sampling_probs(torch.tensor([0.0, -float("inf")])).tolist() == [1.0, 0.0]

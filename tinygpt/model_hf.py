@@ -347,12 +347,14 @@ def read_pickle(
     except OSError:
         raise
     except pickle.UnpicklingError as error:
-        # torch's text goes on with advice to open it in the way that does run code
-        reason = re.sub(r"\s+", " ", str(error).partition("(1)")[0]).split(". ")[0][:150]
+        # torch's own text goes on with advice to open it in the way that does run code
+        calls = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if not calls and not re.search("[Uu]nsupported|unrecognized", str(error)):
+            raise UserError(f"{path} is damaged or no file of torch.save: restore it from a copy") from None
+        reason = f"it would call {calls[1]}" if calls else "it would run code"
         remedy = "fetch it again from a source that you trust, as safetensors where there are some"
-        raise UserError(
-            f"{path} holds more than tensors and numbers, and is not opened ({reason}): {remedy}"
-        ) from None
+        told = f"{path} holds more than tensors and numbers, and is not opened ({reason})"
+        raise UserError(f"{told}: {remedy}") from None
     except Exception as error:  # a damaged archive has many names
         reason = (str(error) or type(error).__name__).splitlines()[0][:150]
         raise UserError(
