@@ -221,7 +221,7 @@ def test_of_several_ranks_only_the_first_speaks_and_all_end_alike(arguments, sta
             [sys.executable, "-c", PROGRAM, *arguments],
             capture_output=True,
             text=True,
-            env={**os.environ, "RANK": rank},
+            env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"},
         )
         assert done.returncode == status
         assert said in done.stderr if rank == "0" else done.stderr == ""
