@@ -63,6 +63,8 @@ def read_json(
     remedy: str = "restore it from a copy, or make it again",
 ):
     "What the JSON file at `path` holds. UserError if it cannot be read, or is no JSON, or of another kind."
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise UserError(f"{path} cannot be read (a pipe or a device, without an end): {remedy}")
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -229,9 +229,20 @@ def _pick_device(device: str, local_rank: int, local_size: int | None) -> torch.
         device = torch.device(device)
     except RuntimeError:
         raise UserError(f"device = {str(device)[:80]!r} is none: choose auto, cpu, cuda or mps") from None
+    here = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not here.get(device.type):
+        raise UserError(
+            f"device = {str(device)!r} is not there for torch on this machine: choose auto or cpu"
+        )
     if device.type != "cuda":
         return device
     gpus = torch.cuda.device_count()
+    if (device.index or 0) >= gpus:
+        raise UserError(f"device = {str(device)!r} is not there, the last is cuda:{gpus - 1}: choose auto")
     wanted = local_size or 1
     if wanted > gpus:
         raise UserError(
