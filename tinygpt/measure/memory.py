@@ -242,7 +242,7 @@ def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str
         return "; ".join(problems)
     if optimizer not in ("adamw", "muon"):
         return f"optimizer = {optimizer} is not known: choose adamw or muon"
-    if batch_size < 1 or not 1 <= T <= c.block_size:
+    if not batch_size >= 1 or not 1 <= T <= c.block_size:
         wanted = f"give at least one row, and rows of 1 to {c.block_size} tokens"
         return f"batch_size = {batch_size}, block_size = {T}: {wanted}"
     if c.dropout:
