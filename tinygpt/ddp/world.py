@@ -125,6 +125,8 @@ class _Meeting(threading.Thread):
     def run(self):
         try:
             self._knock()
+            if self.ended:
+                return
             store = self._connect()
             store.append("here", f"{self.rank} ")
             while len(self.here) < self.size and not self.ended:
