@@ -112,8 +112,8 @@ SLIPS = [
     Slip(
         "support",
         "_run_to_status",
-        'return 2, f"error: {error}"',
-        'return 1, f"error: {error}"',
+        'return 2, f"error: {error}" if speaks',
+        'return 1, f"error: {error}" if speaks',
         "a mistake in the input ends as a crash does",
     ),
     Slip("support", "_run_to_status", "or 0", "", "a command that ends well gives None"),
@@ -128,8 +128,14 @@ SLIPS = [
     Slip(
         "support", "_steady_output", 'errors="replace"', 'errors="strict"', "a run is lost over a character"
     ),
-    Slip("support", "command", "and _speaks()", "", "every process tells the mistake"),
     Slip("support", "read_json", "not isinstance(value, kind)", "False", "a list passes for settings"),
+    Slip(
+        "support",
+        "_run_to_status",
+        "_speaks() if error.speaks is None",
+        "True if error.speaks is None",
+        "every process tells the mistake",
+    ),
     Slip("support", "parse_options", "if not unknown:", "if True:", "a misspelt flag is dropped"),
     Slip("support", "_flags", '_flags(kind, name + ".") or [name]', "[name]", "flags in groups unknown"),
     # 01
@@ -1469,8 +1475,8 @@ SLIPS = [
     Slip(
         "ddp.world",
         "_place",
-        'place["RANK"] < place["WORLD_SIZE"]',
-        'place["RANK"] <= place["WORLD_SIZE"]',
+        'place["RANK"] >= place["WORLD_SIZE"]',
+        'place["RANK"] > place["WORLD_SIZE"]',
         "rank N of N passes",
     ),
     Slip("ddp.world", "_what_failed", "min(errors", "max(errors", "blames the last to fail"),

@@ -522,3 +522,66 @@ def test_cuda_gives_the_numbers_of_the_loop(impl, T, S, n_head, n_kv_head, causa
     on_gpu = [t.detach().float().cuda().requires_grad_() for t in inputs]
     ours = with_grads_on(on_gpu, lambda *t: attention(*t, causal=causal, window=window, impl=impl))
     assert_all_close(ours, with_grads(lambda *t: oracle(*t, causal, window), inputs), atol=1e-4)
+
+
+# a mask of one's own -------------------------------------------------------------------------------------
+
+
+def masks_for(T, S, n_head):
+    "Masks of each kind and shape that spreads; in one the second query sees nothing."
+    g = torch.Generator().manual_seed(5)
+    sees = torch.rand(2, n_head, T, S, generator=g) < 0.6
+    blind = sees.clone()
+    blind[:, :, min(1, T - 1)] = False
+    numbers = torch.randn(T, S, generator=g, dtype=torch.float64)
+    return [sees, blind, sees[0, 0], sees[:1, :, :1], numbers, numbers.masked_fill(~blind[0, 0], -math.inf)]
+
+
+@pytest.mark.parametrize("impl", ["naive", "fused"])
+@pytest.mark.parametrize("T, S, n_head, n_kv_head, causal, window", SHAPES)
+def test_a_mask_hides_besides_what_causal_and_window_hide(impl, T, S, n_head, n_kv_head, causal, window):
+    for mask in masks_for(T, S, n_head):
+        q, k, v = qkv(T, S, n_head, n_kv_head)
+        y = attention(q, k, v, causal, window, impl=impl, mask=mask)
+
+        ago = torch.arange(S - T, S)[:, None] - torch.arange(S)
+        hidden = (causal & (ago < 0)) | (causal & (ago >= (window or S + T)))
+        numbers = mask
+        if mask.dtype == torch.bool:
+            numbers = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)
+        added = numbers.expand(2, n_head, T, S).masked_fill(hidden, -math.inf)
+        theirs = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        group = n_head // n_kv_head
+        wide = [theirs[0], *(t.repeat_interleave(group, dim=1) for t in theirs[1:])]
+        want = F.scaled_dot_product_attention(*wide, attn_mask=added)
+        want = want.masked_fill((added == -math.inf).all(-1, keepdim=True), 0)
+        torch.testing.assert_close(y, want)
+        weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
+        (y * weights).sum().backward()
+        (want * weights).sum().backward()
+        for ours, other in zip((q, k, v), theirs):
+            torch.testing.assert_close(ours.grad, other.grad.nan_to_num())
+
+
+@pytest.mark.parametrize("impl", ["naive", "fused"])
+def test_a_mask_of_all_true_or_of_zeros_changes_nothing(impl):
+    q, k, v = qkv(5, 9, 4, 2)
+    for mask in (torch.ones(5, 9, dtype=torch.bool), torch.zeros(9, dtype=torch.float64)):
+        same = attention(q, k, v, window=4, impl=impl)
+        torch.testing.assert_close(attention(q, k, v, window=4, impl=impl, mask=mask), same)
+
+
+@pytest.mark.parametrize(
+    "mask, impl, words",
+    [
+        (torch.ones(5, 9).bool(), "tiled", "impl = 'tiled' takes no mask: choose naive or fused"),
+        (torch.ones(5, 8).bool(), "fused", r"mask \(5, 8\) does not spread to .* \(2, 4, 5, 9\)"),
+        (torch.ones(1, 1, 1, 5, 9), "naive", "does not spread"),
+        (torch.ones(5, 9).long(), "naive", "mask is of torch.int64: give a tensor of bool"),
+        ([[True]], "fused", "mask is of list: give a tensor"),
+    ],
+)
+def test_a_mask_that_cannot_be_is_a_sentence(mask, impl, words):
+    q, k, v = qkv(5, 9, 4, 2)
+    with pytest.raises(UserError, match=words):
+        attention(q, k, v, impl=impl, mask=mask)

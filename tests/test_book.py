@@ -26,23 +26,9 @@ def source_file(module: str) -> Path:
     return ROOT / f"tinygpt/{module.replace('.', '/')}.py"
 
 
-def imports_of(path: Path, module: str) -> set[str]:
-    "What an exported module imports, at the top or inside functions, in dotted form."
-    found = set()
-    package = ["tinygpt", *module.split(".")[:-1]]
-    for match in re.finditer(r"^\s*from (\.*)([\w.]*) import (.+?)$", path.read_text(encoding="utf-8"), re.M):
-        dots, name, names = match.groups()
-        if dots:
-            base = package[: len(package) - len(dots) + 1]
-            full = ".".join([*base, *filter(None, [name])])
-        else:
-            full = name
-        if full == "tinygpt":
-            found |= {word.split()[0] for word in re.split(r",\s*", names.strip("()"))}
-        elif full.startswith("tinygpt."):
-            words = [word.split()[0] for word in re.split(r",\s*", names.strip("()")) if word]
-            found |= pages.modules_named(full.removeprefix("tinygpt."), words)
-    return found
+def imports_of(module: str) -> set[str]:
+    "What an exported module imports, in dotted form."
+    return pages.imports_in(source_file(module).read_text(encoding="utf-8"), module)
 
 
 def is_later(module: str, page: Path) -> bool:
@@ -74,20 +60,17 @@ def test_a_page_imports_only_from_pages_before_it(path):
 
 @pytest.mark.parametrize("module", sorted(HOME))
 def test_an_exported_module_imports_only_from_modules_of_earlier_pages(module):
-    later = {m for m in imports_of(source_file(module), module) - {module} if is_later(m, HOME[module])}
+    later = {m for m in imports_of(module) - {module} if is_later(m, HOME[module])}
     assert not later, f"tinygpt.{module} imports from later pages: {', '.join(sorted(later))}"
 
 
-def test_the_rule_sees_a_lazy_import_from_a_later_page(tmp_path):
+def test_the_rule_sees_a_lazy_import_from_a_later_page():
     "Inside a function, in a notebook and in a module."
     lazy = "def f():\n    from tinygpt.train import train\n\n    return train"
     assert pages.imports_in(lazy) == {"train"}
     assert is_later("train", HOME["schedule"]) and not is_later("schedule", HOME["train"])
-    module = tmp_path / "x.py"
-    module.write_text(
-        "def f():\n    from ..train import train\n    from . import tokens\n    from .pack import Lane\n"
-    )
-    assert imports_of(module, "data.x") == {"train", "data.tokens", "data.pack"}
+    near = "def f():\n    from ..train import train\n    from . import tokens\n    from .pack import Lane\n"
+    assert pages.imports_in(near, "data.x") == {"train", "data.tokens", "data.pack"}
 
 
 @pytest.mark.parametrize("path", ORDER, ids=lambda p: p.stem)
@@ -166,7 +149,7 @@ def test_each_module_can_be_imported_alone_without_a_circle(module):
     "The order of imports is the reading order: a module's imports never lead back to it."
     seen, todo = set(), [module]
     while todo:
-        for other in imports_of(source_file(todo[-1]), todo.pop()) & set(HOME):
+        for other in imports_of(todo.pop()) & set(HOME):
             assert other != module, f"tinygpt.{module} is part of a circle"
             if other not in seen:
                 seen.add(other)

@@ -47,7 +47,7 @@ def make(kind="modern", **kw):
 
 def python(code, tmp_path, **env):
     env = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")} | env
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=400)
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=1000)
 
 
 # counting
@@ -353,7 +353,6 @@ print("equal")
 """
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(bool(compile_problem(torch.device("cpu"))), reason=compile_problem(torch.device("cpu")))
 def test_with_a_real_compiler_a_step_is_the_plain_models_up_to_rounding(tmp_path):
     done = python(INDUCTOR, tmp_path)

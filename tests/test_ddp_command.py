@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from events import LAST_RESORT
 from two_hosts import TwoHosts, why_not
 
 from tinygpt.ddp.__main__ import main
@@ -30,7 +31,7 @@ def test_the_check_program_runs_alone_and_refuses_a_half_set_environment(capsys,
 def test_the_check_program_runs_under_torchrun():
     words = [*TORCHRUN, "2", "-m", "tinygpt.ddp", "--mib", "1", "--device", "cpu"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, env=env)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LAST_RESORT, env=env)
     assert done.returncode == 0, done.stderr
     ranks = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
     assert ranks and "rank 1: " in done.stdout
@@ -51,5 +52,5 @@ def test_the_check_program_runs_on_two_hosts():
 def test_the_check_program_runs_with_nccl():
     n = str(torch.cuda.device_count())
     words = [*TORCHRUN, n, "-m", "tinygpt.ddp", "--device", "cuda"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LAST_RESORT)
     assert done.returncode == 0 and f"summed over {n} rank(s), the sum is right" in done.stdout, done.stderr

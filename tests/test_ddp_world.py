@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from events import LAST_RESORT, wait_until
 
 from tinygpt.ddp import world as ddp_world
 from tinygpt.ddp.world import World, check_world, close_world, connect_store, init_world, run_processes
@@ -59,7 +61,9 @@ def several_things(world, factor):
 
 
 def rank_1_does(world, what, folder):
-    (Path(folder) / str(world.rank)).write_text(str(os.getpid()))
+    note = Path(folder) / str(world.rank)
+    note.with_suffix(".part").write_text(str(os.getpid()))
+    note.with_suffix(".part").rename(note)  # is there when it is whole
     if world.rank == 1 and what == "raise":
         raise ValueError("the dog ate it")
     if world.rank == 1 and what == "kill":
@@ -73,12 +77,8 @@ def rank_1_does(world, what, folder):
 
 def ended(folder):
     "Whether every process that wrote its pid is gone."
-    pids = [int(p.read_text()) for p in Path(folder).iterdir()]
-    for _ in range(100):
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return True
-        time.sleep(0.1)
-    return False
+    pids = [int(p.read_text()) for p in Path(folder).glob("[01]")]
+    return wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
 # tests ---------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_two_calls_at_once_each_get_their_own_results_in_order_of_rank():
     results = {}
 
     def call_with(n):
-        results[n] = run_processes(several_things, n, 10.0, timeout=100)
+        results[n] = run_processes(several_things, n, 10.0, timeout=LAST_RESORT)
 
     calls = [threading.Thread(target=call_with, args=(n,)) for n in (1, 3)]
     for call in calls:
@@ -160,21 +160,31 @@ def test_two_calls_at_once_each_get_their_own_results_in_order_of_rank():
 
 
 @pytest.mark.parametrize(
-    "what, words, timeout",
+    "what, words",
     [
-        ("exit", ["rank 1 ended by itself with exit code 3"], 100),
-        ("raise", ["rank 1 failed", "the dog ate it", "rank_1_does"], 100),
-        ("kill", ["rank 1 was ended by SIGKILL"], 100),
-        ("hang", ["no end after 20 s", "[0, 1]", "rank 1:", "rank_1_does"], 20),
+        ("exit", ["rank 1 ended by itself with exit code 3"]),
+        ("raise", ["rank 1 failed", "the dog ate it", "rank_1_does"]),
+        ("kill", ["rank 1 was ended by SIGKILL"]),
     ],
 )
-def test_a_rank_that_fails_ends_all_and_is_named(what, words, timeout, tmp_path):
+def test_a_rank_that_fails_ends_all_and_is_named(what, words, tmp_path):
     with pytest.raises(RuntimeError) as error:
-        run_processes(rank_1_does, 2, what, str(tmp_path), timeout=timeout)
-    if what == "hang" and len(list(tmp_path.iterdir())) < 2:
-        words = words[:1]  # on a very busy machine they have not begun by then
+        run_processes(rank_1_does, 2, what, str(tmp_path), timeout=LAST_RESORT)
     assert all(word in str(error.value) for word in words), str(error.value)
     assert ended(tmp_path)
+
+
+def test_ranks_that_hang_are_ended_at_the_timeout_and_it_is_told_where_they_stood(tmp_path):
+    words = ["[0, 1]", "rank 1:", "rank_1_does"]
+    for seconds in (15, 60, 240):  # until both have begun by then, and stand where they hang
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        with pytest.raises(RuntimeError, match=f"no end after {seconds} s") as error:
+            run_processes(rank_1_does, 2, "hang", str(folder), timeout=seconds)
+        assert ended(folder)
+        if str(error.value).count("rank_1_does") >= 2:
+            break
+    assert all(word in str(error.value) for word in words), str(error.value)
 
 
 def test_a_function_that_a_new_process_cannot_import_is_refused_before_any_starts():
@@ -199,10 +209,7 @@ if __name__ == "__main__":
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     starter = subprocess.Popen([sys.executable, str(script)], env=env)
     try:
-        for _ in range(600):
-            if len(list(tmp_path.iterdir())) == 2:
-                break
-            time.sleep(0.1)
+        wait_until(lambda: len(list(tmp_path.glob("[01]"))) == 2, starter, "both ranks")
     finally:
         starter.kill()
         starter.wait()
@@ -218,3 +225,106 @@ def test_the_check_of_the_world_tells_a_wrong_sum(monkeypatch):
 def test_of_all_processes_on_all_machines_one_prints_and_writes():
     two_by_two = [World(rank=rank, local_rank=rank % 2, world_size=4) for rank in range(4)]
     assert [world.is_main for world in two_by_two] == [True, False, False, False]
+
+
+# the meeting ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def place_of(rank, size, port, **more):
+    facts = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    return {name: str(value) for name, value in (facts | more).items()}
+
+
+def meet_nobody(monkeypatch, **settings):
+    "What `connect_store` says to a rank that waits in vain."
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as error:
+        connect_store("test", 30, limit=1.5, patience=0.2)
+    return error.value
+
+
+def test_the_first_of_the_ranks_that_are_there_says_who_is_missing_and_gives_up(monkeypatch, capsys, port):
+    error = meet_nobody(monkeypatch, **place_of(0, 12, port))
+    line = f"waiting for 11 of 12 processes at 127.0.0.1:{port}: rank 1, 2, 3, 4, 5, 6, 7, 8, ..."
+    assert str(error).startswith(f"{line}, and 1.5 s are over: see whether they run") and error.speaks
+    assert capsys.readouterr().err == f"{line}; giving up in 1 s\n"
+
+
+@pytest.mark.parametrize("rank, others, speaks", [(1, [], True), (2, [1], False)])
+def test_where_rank_0_is_missing_another_one_speaks(monkeypatch, capsys, rank, others, speaks):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for other in others:
+        dist.PrefixStore("tinygpt/0/test/1", server).append("here", f"{other} ")
+    place = place_of(rank, 3, server.port, TORCHELASTIC_USE_AGENT_STORE=True)
+    error = meet_nobody(monkeypatch, **place)
+    assert "rank 0" in str(error) and error.speaks is speaks
+    assert bool(capsys.readouterr().err) is speaks
+
+
+@pytest.mark.parametrize("local_rank, speaks", [(0, True), (1, True), (3, False)])
+def test_where_nobody_has_opened_the_store_one_on_each_machine_speaks(
+    monkeypatch, capsys, port, local_rank, speaks
+):
+    rank = 1 if local_rank == 1 else 4 + local_rank
+    error = meet_nobody(monkeypatch, **place_of(rank, 8, port, LOCAL_RANK=local_rank))
+    assert f"no answer from 127.0.0.1:{port}" in str(error) and "refused" in str(error)
+    assert error.speaks is speaks and bool(capsys.readouterr().err) is speaks
+
+
+def test_a_host_that_is_none_a_port_that_says_nothing_and_one_that_is_taken_are_told(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        error = meet_nobody(monkeypatch, **place_of(0, 2, 1234, MASTER_ADDR="nobody.invalid"))
+        assert "no answer from nobody.invalid:1234" in str(error)
+        error = meet_nobody(monkeypatch, **place_of(1, 2, taken))
+        assert "it takes calls and says nothing" in str(error)
+        error = meet_nobody(monkeypatch, **place_of(0, 2, taken))
+        assert "already in use" in str(error) and "whether MASTER_PORT is free" in str(error)
+
+
+def test_how_long_the_meeting_may_take_is_a_setting(monkeypatch, port):
+    for name, value in place_of(0, 2, port).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TINYGPT_MEETING", "1")
+    with pytest.raises(UserError, match="and 1 s are over: .*; TINYGPT_MEETING=600 waits longer"):
+        init_world("cpu")
+    for value in ("soon", "0", "nan", "1e9", ""):
+        monkeypatch.setenv("TINYGPT_MEETING", value)
+        with pytest.raises(UserError, match=f"TINYGPT_MEETING = {value!r} is no number of seconds"):
+            init_world("cpu")
+
+
+def test_a_stopped_rank_is_named_and_a_late_one_is_waited_for(port):
+    check = [sys.executable, "-m", "tinygpt.ddp", "--device", "cpu", "--mib", "0.1", "--timeout"]
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+
+    def start(rank, command):
+        env = os.environ | place_of(rank, 2, port, OMP_NUM_THREADS=1)
+        return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    stopped = start(1, [sys.executable, "-c", stop])
+    try:
+        _, told = start(0, [*check, "12"]).communicate(timeout=LAST_RESORT)
+    finally:
+        stopped.kill()
+        stopped.communicate()
+    lines = told.splitlines()
+    assert len(lines) == 2 and all("waiting for 1 of 2 processes" in line for line in lines), told
+    assert lines[1].startswith("error: ") and "rank 1, and 12 s are over" in lines[1]
+
+    first = start(0, [*check, str(LAST_RESORT)])
+    assert "rank 1" in first.stderr.readline()
+    second = start(1, [*check, str(LAST_RESORT)])
+    out, _ = first.communicate(timeout=LAST_RESORT)
+    second.communicate(timeout=LAST_RESORT)
+    assert first.returncode == second.returncode == 0 and "the sum is right" in out

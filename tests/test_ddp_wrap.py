@@ -174,7 +174,7 @@ class OnDemand(dict):
     "What n processes found; they run when a test asks for them first."
 
     def __missing__(self, n):
-        self[n] = run_processes(everything, n, timeout=280)
+        self[n] = run_processes(everything, n, timeout=1000)
         return self[n]
 
 

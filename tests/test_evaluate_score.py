@@ -221,7 +221,7 @@ def test_the_rows_of_a_short_evaluation_are_spread_evenly_from_the_first_to_the_
 def test_two_processes_score_as_one_does(model, tokens):
     sizes = ByteTokenizer().token_bytes()
     alone = evaluate(model, tokens, sizes, batch_size=3)
-    for score in run_processes(evaluate_world, 2, model, tokens, sizes, timeout=120):
+    for score in run_processes(evaluate_world, 2, model, tokens, sizes, timeout=600):
         assert score.nats == pytest.approx(alone.nats, rel=1e-6)
         assert (score.tokens, score.bytes) == (alone.tokens, alone.bytes)
 

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from events import LAST_RESORT
 
 from tinygpt.learn.__main__ import main, split_train
 from tinygpt.learn.book import find_project, is_exported, read_notebook
@@ -121,7 +122,7 @@ def test_under_torchrun_every_process_trains_with_the_learners_functions_and_the
     flags += " --eval-every 0 --sample-tokens 0 --compile off --threads 1 --device cpu --no-compressors"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "tinygpt.learn", "--folder", str(solved), "train", *flags.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LAST_RESORT)
     assert done.returncode == 0, done.stderr
     assert "on 2 processes" in done.stdout
     assert done.stdout.count("yours: data.pack.Lane.wants") == 1
@@ -131,6 +132,8 @@ def test_under_torchrun_every_process_trains_with_the_learners_functions_and_the
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
 def test_under_torchrun_a_mistake_is_told_once(rank, times, tmp_path):
     command = [sys.executable, "-m", "tinygpt.learn", "--folder", str(tmp_path), "train"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"RANK": rank})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"RANK": rank, "WORLD_SIZE": "2"}
+    )
     assert done.returncode == 2
     assert done.stderr.count("no function of yours passes yet") == times

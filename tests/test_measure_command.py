@@ -48,7 +48,7 @@ MISTAKES = [
     (["--memory", "0"], "--memory"),
     (["--variant", "gpt5"], "gpt5"),
     (["--fast"], "--fast"),
-    (["--vocab-size", "1e15", "--memory", "8"], "vocab_size"),
+    (["--vocab-size", "1e9", "--memory", "8"], "vocab_size"),
     (["--dtype", "int8"], "int8"),
 ]
 

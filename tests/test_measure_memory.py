@@ -91,7 +91,7 @@ def test_the_bytes_that_autograd_saves_are_those_of_the_formula(name, dtype):
     bias=st.booleans(),
     tied=st.booleans(),
     norm=st.sampled_from(["layernorm", "rmsnorm"]),
-    mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
+    mlp=st.sampled_from(["gelu", "gelu_exact", "swiglu", "relu2"]),
     position=st.sampled_from(["learned", "rope"]),
 )
 def test_parameters_are_counted_as_the_model_has_them(

@@ -161,12 +161,14 @@ def test_a_gpt2_block_equals_torchs_transformer_layer():
     torch.testing.assert_close(ours(x), theirs(x, mask, is_causal=True))
 
 
-@pytest.mark.parametrize("kind", ["gelu", "swiglu", "relu2"])
+@pytest.mark.parametrize("kind", ["gelu", "gelu_exact", "swiglu", "relu2"])
 def test_the_mlps_compute_their_formulas(kind):
     mlp = MLP(replace(CONFIGS["gpt2"], mlp=kind)).double()
     x = torch.randn(5, 32, dtype=torch.float64) * 3
     up = x @ mlp.c_fc.weight.T + mlp.c_fc.bias
-    if kind == "gelu":  # Hendrycks and Gimpel's tanh form
+    if kind == "gelu_exact":
+        h = up * (1 + torch.erf(up / 2**0.5)) / 2
+    elif kind == "gelu":  # Hendrycks and Gimpel's tanh form
         h = 0.5 * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
     elif kind == "swiglu":
         gate = x @ mlp.c_gate.weight.T + mlp.c_gate.bias
@@ -852,3 +854,37 @@ def test_in_a_model_no_logit_moves_before_a_changed_token():
         other[0, place] = (other[0, place] + 1) % V
         moved = (model(other)[0] != want).any(dim=-1)[0]
         assert moved.nonzero()[0].item() == place
+
+
+# the parts as a library ----------------------------------------------------------------------------------
+
+
+def test_parts_refuse_at_once_what_they_cannot_do():
+    with pytest.raises(UserError, match="n_embd = 10 does not divide by n_head = 3"):
+        Attention(GPTConfig(n_embd=10, n_head=3), 0)
+    with pytest.raises(UserError, match="n_kv_head = 3 does not divide n_head = 4"):
+        Block(GPTConfig(n_embd=32, n_head=4, n_kv_head=3), 0)
+    x, config = torch.randn(1, 5, 32), CONFIGS["llama"]
+    with pytest.raises(UserError, match="position = 'rope', but no rope was given") as error:
+        Block(config, 0)(x)
+    assert "rope_table(block_size, head_dim, rope_theta)[:, :T]" in str(error.value)
+    rope = rope_table(config.block_size, config.head_dim, config.rope_theta)[:, :5]  # as it says
+    assert Block(config, 0)(x, rope).shape == x.shape
+
+
+def test_logits_of_two_dimensions_are_refused_and_what_is_advised_works():
+    logits, targets = torch.randn(5, 100), torch.randint(100, (5,))
+    with pytest.raises(UserError, match=r"logits are \(5, 100\): they need three dimensions, \(B, T, V\)"):
+        token_loss(logits, targets)
+    loss = token_loss(logits[None], targets[None])
+    torch.testing.assert_close(loss, F.cross_entropy(logits, targets))
+
+
+def test_the_exact_gelu_is_a_choice_and_gpt2s_stays_the_default():
+    assert GPTConfig().mlp == "gelu"
+    tanh, exact = (MLP(replace(CONFIGS["gpt2"], mlp=kind)) for kind in ("gelu", "gelu_exact"))
+    exact.load_state_dict(tanh.state_dict())
+    x = 3 * torch.randn(50, 32)
+    torch.testing.assert_close(exact(x), exact.c_proj(nn.GELU()(exact.c_fc(x))))
+    torch.testing.assert_close(tanh(x), tanh.c_proj(nn.GELU("tanh")(tanh.c_fc(x))))
+    assert (exact(x) - tanh(x)).abs().max() > 1e-6

@@ -409,7 +409,7 @@ def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_ca
             env=env,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=600,
         )
         return done.stdout + done.stderr * (done.returncode != 0)
 

@@ -126,9 +126,9 @@ def test_a_million_of_one_character_neither_crash_nor_take_quadratic_time(bpe, g
     # a run of blanks before a word is the case that crashes tiktoken with GPT-2's own pattern
     text = "x" + unit * n + "x"
     for tok in (bpe, gpt2):
-        start = time.perf_counter()
+        start = time.process_time()
         assert tok.decode(tok.encode(text)) == text
-        assert time.perf_counter() - start < 20  # seconds; 0.1 is usual, a square would be an hour
+        assert time.process_time() - start < 20  # seconds; 0.1 is usual, a square would be an hour
 
 
 def test_training_survives_a_million_blanks():

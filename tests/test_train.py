@@ -5,11 +5,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 
 import pytest
 import torch
+from events import LAST_RESORT, wait_until
 
 import tinygpt.run.loop as loop_module
 import tinygpt.run.setup as run_setup
@@ -420,11 +420,9 @@ def test_the_command_trains_stops_at_ctrl_c_and_goes_on_with_the_command_it_prin
     process = subprocess.Popen(
         argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    deadline = time.time() + 120
-    while len(read_metrics(tmp_path / "runs/cli")) < 60 and time.time() < deadline and process.poll() is None:
-        time.sleep(0.1)
+    wait_until(lambda: len(read_metrics(tmp_path / "runs/cli")) >= 60, process, "60 lines of metrics")
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=LAST_RESORT)[0]
     assert process.returncode == 0 and "go on with: python -m tinygpt.train --resume runs" in output, output
     assert "tokens/s" in output and "validation loss" in output and "bits per byte" in output
     step = int(checkpoints(tmp_path / "runs/cli")[-1].name[5:])
@@ -433,7 +431,7 @@ def test_the_command_trains_stops_at_ctrl_c_and_goes_on_with_the_command_it_prin
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LAST_RESORT,
     )
     assert again.returncode == 0 and f"after step {step}" in again.stdout + again.stderr, again.stderr
     assert json.loads((tmp_path / "runs/cli/config.json").read_text())["optim"]["max_steps"] == step + 20

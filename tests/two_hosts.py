@@ -138,7 +138,7 @@ class TwoHosts:
         return [self.start(host, *torchrun, *meet, *program, *args, env=env) for host in (0, 1)]
 
     def torchrun(
-        self, module: str, *args, nproc: int = 1, timeout: float = 120, env=None
+        self, module: str, *args, nproc: int = 1, timeout: float = 600, env=None
     ) -> list[subprocess.CompletedProcess]:
         "Run a module on both hosts under torchrun: each one's returncode and stdout (with stderr in it)."
         return self.finish(self.start_torchrun(module, *args, nproc=nproc, env=env), timeout)

@@ -36,6 +36,14 @@ def last_positions(
     return torch.arange(S - T, S, device=device), torch.arange(S, device=device)
 
 # %% ../nbs/04_attention.ipynb #naive
+def _join(
+    mask: torch.Tensor,  # bool: True where a query may look; or numbers that are added to the scores
+    see: torch.Tensor,  # bool
+) -> torch.Tensor:
+    "A mask that also hides what `see` hides."
+    return mask & see if mask.dtype == torch.bool else mask.masked_fill(~see, -math.inf)
+
+
 def naive_attention(
     q: torch.Tensor,  # (B, n_head, T, head_dim)
     k: torch.Tensor,  # (B, n_kv_head, S, head_dim)
@@ -43,18 +51,22 @@ def naive_attention(
     causal: bool = True,  # query i sees keys j <= i + S - T
     window: int | None = None,  # and of those only the last `window`
     dropout: float = 0.0,  # probability of dropping a weight after the softmax
+    mask: torch.Tensor | None = None,  # of your own, see `attention`
 ) -> torch.Tensor:  # (B, n_head, T, head_dim)
     "Attention as the formula says it, with all T×S scores in memory: softmax(q kᵀ / √head_dim) v."
     if q.size(1) != k.size(1):  # grouped queries: each key head serves several query heads
         k, v = (t.repeat_interleave(q.size(1) // t.size(1), dim=1) for t in (k, v))
     scores = q @ k.mT / math.sqrt(q.size(-1))  # (B, n_head, T, S)
     blind = None
+    may_be_blind = mask is not None or (causal and q.size(2) > k.size(2))  # queries before the first key
     if causal:
         see = visible(*last_positions(q.size(2), k.size(2), q.device), window)
-        if q.size(2) > k.size(2):  # the first T - S queries stand before the first key
-            blind = ~see.any(dim=-1, keepdim=True)
-            see = see | blind  # a row of -inf alone would make the softmax NaN
-        scores = scores.masked_fill(~see, -math.inf)
+        mask = see if mask is None else _join(mask, see)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if may_be_blind:
+        blind = (scores == -math.inf).all(dim=-1, keepdim=True)
+        scores = scores.masked_fill(blind, 0)  # a row of -inf alone would make the softmax NaN
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
     y = F.dropout(weights, dropout) @ v
     return y if blind is None else y.masked_fill(blind, 0)
@@ -243,9 +255,15 @@ def fused_attention(
     causal: bool = True,  # query i sees keys j <= i + S - T
     window: int | None = None,  # and of those only the last `window`
     dropout: float = 0.0,  # probability of dropping a weight after the softmax
+    mask: torch.Tensor | None = None,  # of your own, see `attention`
 ) -> torch.Tensor:  # (B, n_head, T, head_dim)
     "PyTorch's `scaled_dot_product_attention`, asked for the fastest kernel that is right."
     T, S = q.size(2), k.size(2)
+    if mask is not None:  # all in one mask: SDPA takes one, or its own triangle
+        mask = _join(mask, visible(*last_positions(T, S, q.device), window)) if causal else mask
+        mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
+        causal = False
+        window = None
     if causal and T > S:  # the first T - S queries stand before the first key: 0 by definition
         y = fused_attention(q[:, :, T - S :], k, v, causal, window, dropout)
         return F.pad(y, (0, 0, T - S, 0))
@@ -253,7 +271,7 @@ def fused_attention(
         S = T + window - 1
         k, v = k[:, :, -S:], v[:, :, -S:]
     narrow = window is not None and window < S
-    mask, triangle = None, False
+    triangle = False
     if causal and T == S and T > 1 and not narrow:
         triangle = True  # only here is `is_causal` right: it aligns the mask top-left
     elif causal and (T > 1 or narrow):
@@ -273,7 +291,7 @@ def fused_attention(
 AttentionImpl = Literal["fused", "tiled", "naive", "triton"]
 
 
-def _check(q, k, v, causal, window, dropout):
+def _check(q, k, v, causal, window, dropout, impl, mask):
     "Raise a UserError, in one sentence, where the arguments of `attention` do not fit each other."
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
@@ -291,6 +309,22 @@ def _check(q, k, v, causal, window, dropout):
         )
     if not 0 <= dropout < 1:
         raise UserError(f"dropout = {dropout} is not a probability below 1: choose 0 <= dropout < 1")
+    if mask is not None:
+        _check_mask(mask, (q.size(0), q.size(1), q.size(2), k.size(2)), impl)
+
+
+def _check_mask(mask, shape, impl):
+    "A UserError where the mask is none, does not fit the scores, or `impl` takes none."
+    if impl not in ("naive", "fused"):
+        raise UserError(f"impl = {impl!r} takes no mask: choose naive or fused")
+    kind = mask.dtype if torch.is_tensor(mask) else type(mask).__name__
+    if not torch.is_tensor(mask) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise UserError(
+            f"mask is of {kind}: give a tensor of bool, True where a query may look, or of floats"
+        )
+    sizes = zip(reversed(mask.shape), reversed(shape))
+    if mask.dim() > 4 or any(m not in (1, s) for m, s in sizes):
+        raise UserError(f"mask {tuple(mask.shape)} does not spread to (batch, n_head, T, S) = {shape}")
 
 # %% ../nbs/04_attention.ipynb #attention
 IMPLEMENTATIONS = {  # a later page adds "triton", an extra
@@ -308,14 +342,18 @@ def attention(
     window: int | None = None,  # and of those only the last `window`, oneself included
     dropout: float = 0.0,  # probability of dropping a weight after the softmax; pass 0 when not training
     impl: AttentionImpl = "fused",  # "triton" is an extra: CUDA, or Triton's interpreter
+    # spreads to (B, n_head, T, S): bool, True where a query may look, or numbers added to the scores;
+    # what causal and window hide stays hidden. For naive and fused
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:  # (B, n_head, T, head_dim); a query that sees nothing gets 0
     """Softmax attention by the implementation named.
 
     All give the same numbers, within rounding; dropout drops different weights in each.
     """
-    _check(q, k, v, causal, window, dropout)
+    _check(q, k, v, causal, window, dropout, impl, mask)
     if impl not in IMPLEMENTATIONS:
         hint = "import tinygpt.attention_triton first, or " if impl == "triton" else ""
         names = ", ".join(IMPLEMENTATIONS)
         raise UserError(f"impl = {impl!r} is not an attention implementation: {hint}choose one of {names}")
-    return IMPLEMENTATIONS[impl](q, k, v, causal, window, dropout)
+    more = {} if mask is None else {"mask": mask}
+    return IMPLEMENTATIONS[impl](q, k, v, causal, window, dropout, **more)

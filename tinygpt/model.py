@@ -45,8 +45,8 @@ class GPTConfig:
     """How the model knows where a token stands: a learned vector each, or rotated queries and keys."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Normalisation before attention, before the MLP and before the head."""
-    mlp: Literal["gelu", "swiglu", "relu2"] = "gelu"
-    """MLP: GPT-2's (tanh-form GELU), Llama's gated SiLU, or squared ReLU."""
+    mlp: Literal["gelu", "gelu_exact", "swiglu", "relu2"] = "gelu"
+    """MLP: GPT-2's (tanh-form GELU), the exact GELU, Llama's gated SiLU, or squared ReLU."""
     mlp_hidden: int | None = None
     """Hidden width of the MLP. None: 4 n_embd, for swiglu 8/3 n_embd rounded up to a multiple of 64."""
     bias: bool = True
@@ -184,6 +184,8 @@ class Attention(nn.Module):
         layer: int,  # the block's number, for the cache
     ):
         super().__init__()
+        if config.n_embd % config.n_head or config.n_head % config.kv_heads:
+            raise UserError("the model's config does not work: " + "; ".join(config.problems()))
         self.config, self.layer = config, layer
         self.impl: AttentionImpl = "fused"  # GPT.set_attention chooses another
         # queries, keys and values in one matrix product
@@ -198,6 +200,11 @@ class Attention(nn.Module):
         cache: KVCache | None = None,  # of the tokens before x
     ) -> torch.Tensor:  # (B, T, C)
         c = self.config
+        if rope is None and c.position == "rope":
+            raise UserError(
+                "position = 'rope', but no rope was given, so no token would know where it stands: "
+                "give rope_table(block_size, head_dim, rope_theta)[:, :T]"
+            )
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, -1, c.head_dim).transpose(1, 2)  # (B, all heads, T, head_dim)
         q, k, v = qkv.split([c.n_head, c.kv_heads, c.kv_heads], dim=1)
@@ -214,7 +221,7 @@ class Attention(nn.Module):
 
 # %% ../nbs/06_model.ipynb #mlp
 class MLP(nn.Module):
-    "The same two-layer network at every token: GPT-2's GELU, Llama's gated SiLU, or squared ReLU."
+    "The same two-layer network at every token: GELU in two forms, Llama's gated SiLU, or squared ReLU."
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -228,6 +235,8 @@ class MLP(nn.Module):
         h = self.c_fc(x)  # (B, T, hidden)
         if self.config.mlp == "gelu":
             h = F.gelu(h, approximate="tanh")  # GPT-2's form; the exact one differs by up to 0.0005
+        elif self.config.mlp == "gelu_exact":
+            h = F.gelu(h)
         elif self.config.mlp == "swiglu":
             h = F.silu(self.c_gate(x)) * h
         else:
@@ -272,6 +281,11 @@ def token_loss(
 
     The mean over no targets at all is 0, so that an empty row harms no step.
     """
+    if logits.dim() != 3:
+        raise UserError(
+            f"logits are {tuple(logits.shape)}: they need three dimensions, (B, T, V); "
+            "logits[None] and targets[None] make a batch of one row"
+        )
     if targets.shape != logits.shape[:2]:
         raise UserError(
             f"targets are {tuple(targets.shape)}, the inputs {tuple(logits.shape[:2])}: "

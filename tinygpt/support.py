@@ -16,6 +16,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -31,6 +32,8 @@ import torch
 # %% ../nbs/more/00_support.ipynb #usererror
 class UserError(ValueError):
     "A mistake in the input, told in a sentence that names the field, the value and the remedy."
+
+    speaks: bool | None = None  # does this process tell it? None: of several ranks, rank 0 does
 
 # %% ../nbs/more/00_support.ipynb #read
 _REMEDIES = {
@@ -60,6 +63,8 @@ def read_json(
     remedy: str = "restore it from a copy, or make it again",
 ):
     "What the JSON file at `path` holds. UserError if it cannot be read, or is no JSON, or of another kind."
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise UserError(f"{path} cannot be read (a pipe or a device, without an end): {remedy}")
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -271,8 +276,19 @@ def _is_stub(fn) -> bool:
 
 # %% ../nbs/more/00_support.ipynb #command
 def _speaks() -> bool:
-    "Whether this process may print: under torchrun only that of rank 0."
-    return os.environ.get("RANK", "0") == "0"
+    "Whether this process may print: of several ranks only rank 0. A RANK that cannot be silences nobody."
+    try:
+        return not 0 < int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return True
+
+
+def _take_over() -> None:
+    "From here on Ctrl-C is a KeyboardInterrupt; before, while all was imported, it ended the process."
+    import tinygpt
+
+    if signal.getsignal(signal.SIGINT) is tinygpt._interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _steady_output() -> None:
@@ -292,7 +308,7 @@ def _close_output() -> None:
 
 
 def _run_to_status(main: Callable, argv: list[str]) -> tuple[int, str]:
-    "(exit status, the line for stderr or an empty one)"
+    "(exit status, the line for stderr, empty where this process has nothing to say)"
     try:
         try:
             status = main(argv) or 0
@@ -300,16 +316,17 @@ def _run_to_status(main: Callable, argv: list[str]) -> tuple[int, str]:
             sys.stdout.flush()
         return status, ""
     except UserError as error:
-        return 2, f"error: {error}"
+        speaks = _speaks() if error.speaks is None else error.speaks
+        return 2, f"error: {error}" if speaks else ""
     except KeyboardInterrupt:
-        return 130, "interrupted"
+        return 130, "interrupted" if _speaks() else ""
     except BrokenPipeError:
         _close_output()
         return 141, ""  # what a shell reports for programs that end so
     except OSError as error:
         if error.filename is None:
             _close_output()
-        return 2, f"error: {file_problem(error)}"
+        return 2, f"error: {file_problem(error)}" if _speaks() else ""
 
 
 def command(
@@ -323,10 +340,11 @@ def command(
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
+        _take_over()
         _steady_output()
         argv = sys.argv[1:] if argv is None else list(argv)
         status, line = _run_to_status(main, argv)
-        if line and _speaks():
+        if line:
             print(line, file=sys.stderr, flush=True)
         if status and "RANK" in os.environ:
             os._exit(status)  # gloo's threads would abort an orderly exit

@@ -8,6 +8,7 @@ import ast
 import math
 import os
 import re
+from importlib.util import resolve_name
 from pathlib import Path
 
 import nbformat
@@ -61,14 +62,21 @@ def module_in(nb) -> str | None:
     return None
 
 
-def imports_in(source: str) -> set[str]:
-    "Modules of the package that a piece of Python imports, at the top or inside a function: {'data.stream'}."
+def imports_in(source: str, module: str = "") -> set[str]:
+    """Modules of the package that Python code imports, at the top or inside a function: {'data.stream'}.
+
+    `module` is the one that the source is of, where it has relative imports.
+    """
+    package = ".".join(["tinygpt", *module.split(".")[:-1]])
     found = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module == "tinygpt":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tinygpt."):
-            found |= modules_named(node.module.removeprefix("tinygpt."), [alias.name for alias in node.names])
+        if isinstance(node, ast.ImportFrom):
+            place = resolve_name("." * node.level + (node.module or ""), package)
+            names = [alias.name for alias in node.names]
+            if place == "tinygpt":
+                found |= set(names)
+            elif place.startswith("tinygpt."):
+                found |= modules_named(place.removeprefix("tinygpt."), names)
         elif isinstance(node, ast.Import):
             found |= {a.name.removeprefix("tinygpt.") for a in node.names if a.name.startswith("tinygpt.")}
     return found

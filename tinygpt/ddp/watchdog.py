@@ -164,10 +164,16 @@ class Watchdog:
         self.heart.beat("asking")
         if patience is None:
             patience = self.heart.patience + 4 * self.heart.interval
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and self._somebody_works():
+        looks = round(patience / self.heart.interval)
+        self._wait_for(looks, self._somebody_works)
+        self._wait_for(3)  # one that asks may still turn out to have ended
+
+    def _wait_for(self, looks: int, reason=lambda: True):
+        "Let the watchdog look so many times: on a busy machine that takes longer than the intervals."
+        end = self.looks + looks
+        deadline = time.monotonic() + max(2 * looks * self.heart.interval, self.heart.patience)
+        while self.looks < end and time.monotonic() < deadline and reason():
             time.sleep(0.05)
-        time.sleep(3 * self.heart.interval)  # one that asks may still turn out to have ended
 
     def _somebody_works(self) -> bool:
         "Whether another rank has told nothing yet, or that it runs."

@@ -66,7 +66,7 @@ class Check:
     def run(self, folder: Path | None) -> int:
         root = find_project()
         chapters = find_chapters(root, self.chapter)
-        started = [c for c in chapters if ((folder or root / "learn") / f"{c}.ipynb").exists()]
+        started = [c for c in chapters if (notebooks.learning_folder(folder) / f"{c}.ipynb").exists()]
         results = []
         for chapter in started or chapters[:1]:
             results.append(check(chapter, list(self.names), folder, self.seconds, tell=_tell))
@@ -161,6 +161,8 @@ PLAIN_NAMES = (
 def main(argv: list[str]) -> int | None:
     "`python -m tinygpt.learn COMMAND`: 0 when done, 1 if a function fails its check, 2 after a mistake."
     ours, trainers = split_train(argv)
+    if "" in ours or "--folder=" in ours:
+        raise UserError("there is an empty word in the command: leave it out, or write what it stands for")
     options = parse_options(Options, ours, "python -m tinygpt.learn", config=PLAIN_NAMES)
     if isinstance(options.command, Train):
         return train(trainers, options.folder)[0]

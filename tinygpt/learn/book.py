@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import tinygpt
-from ..support import UserError
+from ..support import UserError, read_json
 
 # %% ../../nbs/more/learn_book.ipynb #find
 def find_project() -> Path:
@@ -36,21 +36,35 @@ def find_project() -> Path:
 
 
 def read_notebook(path: Path) -> dict:
-    "A notebook as it is in its file. UserError where it is not one."
-    try:
-        nb = json.loads(path.read_text(encoding="utf-8"))
-        for cell in nb["cells"]:
-            cell["source"] = "".join(cell["source"])
-            cell["cell_type"]
-    except FileNotFoundError:
+    "A notebook as it is in its file, each source one text. UserError where it is not one."
+    if not path.exists():
         start = f"python -m tinygpt.learn start {path.stem}"
-        raise UserError(f"{path} is not there: begin with {start}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is not a notebook any more ({type(error).__name__}: {error}): "
-            f"python -m tinygpt.learn reset {path.stem} keeps it aside and gives a clean one"
-        ) from None
+        raise UserError(f"{path} is not there: begin with {start}")
+    remedy = f"python -m tinygpt.learn reset {path.stem} keeps it aside and gives a clean one"
+    nb = read_json(path, dict, remedy)
+    if not _is_notebook(nb):
+        raise UserError(f"{path} is not a notebook any more: {remedy}")
+    for cell in nb["cells"]:
+        cell["source"] = "".join(cell["source"])
     return nb
+
+
+def _is_notebook(nb: dict) -> bool:
+    "Whether cells and metadata are of the right kinds, as far as they are looked at here."
+    cells, metadata = nb.get("cells"), nb.get("metadata", {})
+    if not isinstance(cells, list) or not isinstance(metadata, dict):
+        return False
+    ours = metadata.get("tinygpt", {})
+    if not isinstance(ours, dict) or not isinstance(ours.get("holes", []), list):
+        return False
+    for cell in cells:
+        if not isinstance(cell, dict) or not isinstance(cell.get("cell_type"), str):
+            return False
+        source = cell.get("source")
+        lines = source if isinstance(source, list) else [source]
+        if not all(isinstance(line, str) for line in lines):
+            return False
+    return True
 
 # %% ../../nbs/more/learn_book.ipynb #pages
 def all_pages(root: Path) -> list[str]:
@@ -192,14 +206,14 @@ def find_chapters(
     """
     pages = all_pages(root)
     if which is not None:
-        number = f"{int(which):02d}" if which.isascii() and which.isdigit() else None
+        number = f"{int(which):02d}" if which.isascii() and which.isdigit() and len(which) < 3 else None
         named = [page for page in pages if which == page or number == page[:2]]
         # modules last: to know them, all pages must be read
         pages = named or [page for page in pages if which == module_of(root, page)]
     found = [page for page in pages if exercises_of(root, page)]
     if not found:
         known = ", ".join(find_chapters(root))
-        raise UserError(f"chapter = {which} is not one of those with exercises: {known}")
+        raise UserError(f"chapter = {which[:80]} is not one of those with exercises: {known}")
     return found
 
 # %% ../../nbs/more/learn_book.ipynb #hole

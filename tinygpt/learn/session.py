@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .book import exercises_of, find_project, is_exported, module_file, page_path, read_notebook
-from .folder import Progress, text_hash
+from .folder import Progress, learning_folder, text_hash
 from .judge import Verdict, copy_project, environment, judge
 from .overlay import Work, lay_over, read_work
 from ..support import UserError
@@ -75,7 +75,9 @@ def check(
     UserError if it cannot be read, or has no exercise of such a name.
     """
     root = find_project()
-    folder = folder or root / "learn"
+    folder = learning_folder(folder)
+    if not 0.1 <= seconds <= 1e6:
+        raise UserError(f"seconds = {seconds} is no time that a test can have: choose 60")
     known = [d.name for d in exercises_of(root, chapter)]
     if unknown := set(names or []) - set(known):
         wrong = ", ".join(sorted(unknown))
@@ -135,7 +137,7 @@ def collect(root: Path, folder: Path) -> tuple[dict[str, tuple[Work, list[str]]]
         good = []
         for name, definition in work.written.items():
             entry = progress.data.get(chapter, {}).get(name, {})
-            if entry.get("state") == "passes" and entry["sha"] == text_hash(definition.text):
+            if entry.get("state") == "passes" and entry.get("sha") == text_hash(definition.text):
                 good.append(name)
             else:
                 why = "fails its check" if entry.get("state") == "fails" else "not checked as it is now"
@@ -188,7 +190,7 @@ def train(
     Under torchrun each process lays over a copy of its own, and the first one speaks.
     """
     root = find_project()
-    use, left_out = collect(root, folder or root / "learn")
+    use, left_out = collect(root, learning_folder(folder))
     if not use:
         raise UserError(
             "no function of yours passes yet, so there is nothing to train with: "

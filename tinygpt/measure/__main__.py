@@ -48,34 +48,37 @@ class Options:
 def read_count(
     flag: str,  # for the error: "--tokens"
     text: str,  # 10, 300M, 10B, 1e9
+    most: float = 1e17,
 ) -> int:
-    "A positive whole number. UserError if the text is none."
+    "A positive whole number. UserError if the text is none, or above `most`."
     suffixes = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
     scale = suffixes.get(text[-1:].lower(), 1)
     try:
         number = scale * float(text[:-1] if scale > 1 else text)
     except ValueError:
         number = 0.0
-    if not 1 <= number < 1e18 or number != int(number):
-        raise UserError(f"{flag}: {text!r} is not a whole number from 1 on (10, 300M, 10B and 1e9 are)")
+    if not 1 <= number < math.inf or number != int(number):
+        raise UserError(f"{flag}: {text[:80]!r} is not a whole number from 1 on (10, 300M, 10B and 1e9 are)")
+    if number > most:
+        raise UserError(f"{flag}: {text[:80]} is more than any machine can do: choose at most {most:.0e}")
     return int(number)
 
 
-def read_positive(flag: str, text: str) -> float:
-    "A number above 0. UserError if the text is none."
+def read_positive(flag: str, text: str, unit: str) -> float:
+    "A number from a millionth to 10⁹, more than all machines have. UserError if the text is none."
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < math.inf:
-        raise UserError(f"{flag}: {text!r} is not a number above 0")
+    if not 1e-6 <= number <= 1e9:
+        raise UserError(f"{flag}: {text[:80]!r} is not a number of {unit} from 1e-6 to 1e9")
     return number
 
 
 def read_choice(flag: str, text: str, choices: tuple[str, ...]) -> str:
     "One of the choices. UserError if the text is none of them."
     if text not in choices:
-        raise UserError(f"{flag}: {text!r} is not known: choose {', '.join(choices)}")
+        raise UserError(f"{flag}: {text[:80]!r} is not known: choose {', '.join(choices)}")
     return text
 
 # %% ../../nbs/more/07_measure_command.ipynb #main-parser
@@ -98,13 +101,13 @@ def read_request(
 ) -> Request:
     "The options as numbers. UserError for what they cannot mean."
     tokens = None if options.tokens is None else read_count("--tokens", options.tokens)
-    memory = None if options.memory is None else read_positive("--memory", options.memory) * 1e9
-    speed = None if options.speed is None else read_positive("--speed", options.speed) * 1e12
-    batch_size = read_count("--batch-size", options.batch_size)
+    memory = None if options.memory is None else read_positive("--memory", options.memory, "GB") * 1e9
+    speed = None if options.speed is None else read_positive("--speed", options.speed, "TFLOP/s") * 1e12
+    batch_size = read_count("--batch-size", options.batch_size, most=1e9)
     shape = {
         "variant": read_choice("--variant", options.variant, ("gpt2", "llama", "modern")),
-        "vocab_size": read_count("--vocab-size", options.vocab_size),
-        "block_size": read_count("--block-size", options.block_size),
+        "vocab_size": read_count("--vocab-size", options.vocab_size, most=1e9),
+        "block_size": read_count("--block-size", options.block_size, most=1e9),
     }
     optimizer = read_choice("--optimizer", options.optimizer, ("adamw", "muon"))
     device = read_choice("--device", options.device, ("auto", "cpu", "cuda", "mps"))

@@ -81,7 +81,8 @@ def activation_bytes(
     if c.qk_norm:  # the norm's input in float32, unless that is qkv itself; a deviation for each head
         attention += 4 * (q + k) * (rope or half < 4) + 4 * (c.n_head + c.kv_heads)
 
-    wide = {"gelu": 2, "relu2": 2, "swiglu": 4}[c.mlp]  # hidden-wide tensors that the backward needs
+    # hidden-wide tensors that the backward needs
+    wide = {"gelu": 2, "gelu_exact": 2, "relu2": 2, "swiglu": 4}[c.mlp]
     mlp = norm + half * wide * c.hidden
     if c.mlp == "swiglu" and half < 4:  # autocast rounds the input for each of two products
         mlp += half * C
@@ -221,7 +222,7 @@ def memory_timeline(
 
     fixed["weights"] -= head_copy  # autocast's copies go with the activations
     waiting = head if c.tie_weights else 0  # a tied head's gradient waits for the embedding's
-    wide = {"gelu": 2, "relu2": 3, "swiglu": 3}[c.mlp] * dtype.itemsize * rows * c.hidden
+    wide = {"gelu": 2, "gelu_exact": 2, "relu2": 3, "swiglu": 3}[c.mlp] * dtype.itemsize * rows * c.hidden
     workspace = 2 * stream + wide + beside(block + waiting)
     for layer in reversed(range(c.n_layer)):
         held = dict(gradients=have(head + block * (c.n_layer - layer)), activations=activations * (layer + 1))
@@ -241,7 +242,7 @@ def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str
         return "; ".join(problems)
     if optimizer not in ("adamw", "muon"):
         return f"optimizer = {optimizer} is not known: choose adamw or muon"
-    if batch_size < 1 or not 1 <= T <= c.block_size:
+    if not batch_size >= 1 or not 1 <= T <= c.block_size:
         wanted = f"give at least one row, and rows of 1 to {c.block_size} tokens"
         return f"batch_size = {batch_size}, block_size = {T}: {wanted}"
     if c.dropout:

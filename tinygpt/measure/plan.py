@@ -13,7 +13,7 @@ import torch
 from .memory import largest_batch, param_counts, predict_memory, training_step
 from .speed import flops_per_token
 from ..model import GPTConfig
-from ..support import measure_time
+from ..support import UserError, measure_time
 
 # %% ../../nbs/more/07_measure_plan.ipynb #sizes
 SIZES = {  # name: n_layer, n_head, n_embd; from GPT-2 Small on, those of the GPT-2 and GPT-3 papers
@@ -84,7 +84,13 @@ def plan(
     vocab_size: int = 50257,
     **settings,  # of `memory_timeline`
 ) -> list[Plan]:
-    "One Plan for each of SIZES, smallest first."
+    "One Plan for each of SIZES, smallest first. UserError for what no machine and no training can be."
+    if not 0 < speed < float("inf"):
+        raise UserError(f"speed = {speed}: give FLOP/s above 0")
+    if tokens is not None and not tokens >= 1:
+        raise UserError(f"tokens = {tokens}: give 1 or more, or None for 20 for each parameter")
+    if variant not in ("gpt2", "llama", "modern"):
+        raise UserError(f"variant = {variant!r} is not known: choose gpt2, llama or modern")
     plans = []
     for name, size in SIZES.items():
         config = sized_config(variant, vocab_size, block_size, *size)
