@@ -499,3 +499,15 @@ def test_commands_that_are_printed_are_quoted_for_a_shell(config, capsys):
         words = shlex.split(command)
         assert words[0] == "python" and str(result.run) in words
     assert f"--prompt={config.eval.prompt}" in shlex.split(commands["Write"])
+
+
+def test_ten_bad_steps_in_a_row_end_a_run_and_nine_do_not(run):
+    fine, bad, norm = torch.tensor(2.0), torch.tensor(math.nan), torch.tensor(1.0)
+    with Log(run) as log:
+        for losses in ([bad] * 9 + [fine], [bad] * 9):
+            for loss in losses:
+                log.add(loss, norm, 1e-3)
+            log.read()  # however the steps fall into readings
+        log.add(bad, norm, 1e-3)
+        with pytest.raises(UserError, match="10 steps in a row"):
+            log.read()
