@@ -76,6 +76,24 @@ def test_what_the_source_is_decides_how_it_is_opened(words, tmp_path, cache):
         assert open_data(str(files.folder), "gpt2", loader=loader).train.tolist() == files.train.tolist()
 
 
+def test_the_fingerprint_of_data_changes_with_its_text_however_it_is_kept(words, tmp_path, cache):
+    theirs = tmp_path / "nanogpt"
+    theirs.mkdir()
+    for name in ("train", "val"):
+        np.arange(200, dtype=np.uint16).tofile(theirs / f"{name}.bin")
+    (tmp_path / "d.jsonl").write_text("".join(f'{{"text": "document {i}"}}\n' for i in range(300)))
+    sources = {str(words): "shard", str(tmp_path / "d.jsonl"): "stream", str(theirs): "shard"}
+    before = [open_data(source, "byte", loader=kind).fingerprint for source, kind in sources.items()]
+    again = [open_data(source, "byte", loader=kind).fingerprint for source, kind in sources.items()]
+    assert before == again and len(set(before)) == 3 and all(len(f) == 16 for f in before)
+    words.write_text(words.read_text().replace("good day", "wood day"))  # as long as before
+    with open(tmp_path / "d.jsonl", "a") as f:
+        f.write('{"text": "one more"}\n')
+    np.arange(1, 201, dtype=np.uint16).tofile(theirs / "train.bin")
+    after = [open_data(source, "byte", loader=kind).fingerprint for source, kind in sources.items()]
+    assert not set(before) & set(after)
+
+
 def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache):
     files, text = prepare(str(words), "byte"), open_stream("sotu", "byte")
     assert isinstance(make_loader("random", files, 2, 8), RandomLoader)

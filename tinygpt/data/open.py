@@ -6,6 +6,7 @@
 __all__ = ['open_nanogpt', 'open_data', 'make_loader']
 
 # %% ../../nbs/more/03_data_open.ipynb #imports
+import hashlib
 import io
 import pickle
 from pathlib import Path
@@ -65,7 +66,9 @@ def open_nanogpt(
         # bytes of text: exact up to a million tokens, estimated beyond
         sample = arrays[split][:1_000_000]
         size = round(made_by.token_bytes()[sample].sum() * tokens / len(sample))
-        splits[split] = dict(documents=None, bytes=size, shards=[dict(file=path.name, tokens=tokens)])
+        shard = dict(file=path.name, tokens=tokens)
+        begins = hashlib.sha256(sample.tobytes()).hexdigest()[:16]
+        splits[split] = dict(documents=None, bytes=size, fingerprint=begins, shards=[shard])
     meta = dict(
         format=1,
         dtype="<u2",

@@ -358,7 +358,8 @@ def open_stream(
         with suppress(FileExistsError):  # another rank may be quicker; its folder is as good
             write_token_data(folder, kept, made)
     opened = open_token_data(folder)
-    train = dict(documents=None, bytes=documents.text_bytes(), shards=[])
+    size, identity = documents.text_bytes(), documents.fingerprint
+    train = dict(documents=None, bytes=size, fingerprint=identity, shards=[])
     splits = {**opened.meta["splits"], "train": train}
     meta = {**opened.meta, "stream": True, "val_fraction": val_fraction, "splits": splits}
     return TokenData(folder, meta, opened.tokenizer, documents, opened.val)

@@ -272,6 +272,15 @@ class TokenData:
     train: np.ndarray | Shards  # (n_train,) uint16 or uint32
     val: np.ndarray | Shards  # (n_val,)
 
+    @property
+    def fingerprint(self) -> str:
+        "16 hex digits that differ when the tokens do: of the shards' sizes and sha256, or of the documents."
+        known = {}
+        for split, found in self.meta["splits"].items():
+            shards = [[shard["tokens"], shard.get("sha256")] for shard in found["shards"]]
+            known[split] = [shards, found.get("fingerprint")]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+
 
 def open_token_data(
     folder: Path,  # as written by `write_token_data`
