@@ -382,9 +382,9 @@ SLIPS = [
     ),
     Slip(
         "data.tokens",
-        "open_split",
-        "part.max() >= vocab_size",
-        "part.max() > vocab_size",
+        "check_ids",
+        "tokens.max() >= vocab_size",
+        "tokens.max() > vocab_size",
         "the id vocab_size passes",
     ),
     Slip("data.chunks", "Report.add", "< 3", "<= 3", "four places instead of three"),
@@ -393,7 +393,7 @@ SLIPS = [
     ),
     Slip(
         "data.chunks",
-        "_split_lines",
+        "_split_at",
         "    if rest:",
         "    if False:",
         "a last line without a line end is lost",

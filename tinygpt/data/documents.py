@@ -13,8 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .chunks import Chunk, as_text, parquet_text_bytes, read_jsonl, read_parquet
-from .tokens import build_tokenizer
+from tinygpt.data.chunks import (
+    Chunk,
+    as_text,
+    parquet_text_bytes,
+    read_jsonl,
+    read_parquet,
+    read_separated,
+)
+from .tokens import build_tokenizer, check_regular, encoding_problem
 from ..support import UserError
 from ..tokenizer import BPETokenizer, Tokenizer
 
@@ -33,16 +40,19 @@ class Documents:
         fs=None,  # an fsspec file system; None: the local one
         source: str = "",  # where the files are from
         texts: list[str] | None = None,  # documents in memory, in place of files
+        separator: str = "",  # what stands between the documents of a .txt; empty: each file is one
     ):
         self.text_key = text_key
         self.chunk_rows = chunk_rows
         self.fs = fs
         self.source = source
         self.texts = texts
+        self.separator = separator
         # groups of files that are read as one; a .txt is one document, so many of them are put together
         self.files = [[f] for f in files if not f[0].endswith(".txt")]
         plain = [f for f in files if f[0].endswith(".txt")]
-        self.files += [plain[i : i + chunk_rows] for i in range(0, len(plain), chunk_rows)]
+        together = 1 if separator else chunk_rows
+        self.files += [plain[i : i + together] for i in range(0, len(plain), together)]
         if texts is not None:
             self.files.append([("memory", 0)])
 
@@ -52,8 +62,17 @@ class Documents:
     @property
     def fingerprint(self) -> str:
         "16 hex digits that change with the list of files, their sizes and how they are cut into chunks."
-        text = json.dumps([self.files, self.text_key, self.chunk_rows, [len(t) for t in self.texts or ()]])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        parts = [self.files, self.text_key, self.chunk_rows, [len(t) for t in self.texts or ()]]
+        if self.separator:
+            parts.append(self.separator)
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+    @property
+    def is_one_text(self) -> bool:
+        "Whether all there is is a text on the disk: `load_corpus` can divide it by place, lots cannot."
+        if self.fs is not None or self.separator or len(self.files) != 1 or len(self.files[0]) != 1:
+            return False
+        return self.files[0][0][0].endswith(".txt")
 
     def open(self, name: str):
         return open(name, "rb") if self.fs is None else self.fs.open(name, "rb")
@@ -128,12 +147,14 @@ class Documents:
     def _read(self, group: list[tuple[str, int]], name: str, skip: int, order) -> Iterator[Chunk]:
         if self.texts is not None:
             yield from self._read_memory(skip)
+        elif name.endswith(".txt") and self.separator:
+            with self.open(name) as file:
+                yield from read_separated(file, name, self.separator, self.chunk_rows, skip)
         elif name.endswith(".txt"):
             if skip == 0:
                 texts, notes = [], []
                 for path, _ in group:
-                    with self.open(path) as file:
-                        texts.append(as_text(file.read(), path, notes))
+                    texts.append(as_text(self._whole(path), path, notes))
                 yield Chunk(0, [t for t in texts if t], notes)
         else:
             with self.open(name) as file:
@@ -141,6 +162,13 @@ class Documents:
                     yield from read_parquet(file, name, self.text_key, self.chunk_rows, skip, order)
                 else:
                     yield from read_jsonl(file, name, self.text_key, self.chunk_rows, skip)
+
+    def _whole(self, path: str) -> bytes:
+        with self.open(path) as file:
+            raw = file.read()
+        if problem := encoding_problem(raw, path):
+            raise UserError(f"data: {problem}")
+        return raw
 
     def _read_memory(self, skip: int) -> Iterator[Chunk]:
         for start in range(skip * self.chunk_rows, len(self.texts), self.chunk_rows):
@@ -160,6 +188,7 @@ def find_documents(
     data: str,  # a file, a folder, a name in `HUB`, or an address: hf://datasets/NAME/FOLDER, s3://...
     text_key: str = "text",
     chunk_rows: int = 256,
+    separator: str = "",  # what stands between the documents of a .txt; empty: each file is one
 ) -> Documents:
     "The documents at `data`. UserError if there are none, or if they cannot be reached."
     url = HUB.get(data, data)
@@ -171,7 +200,11 @@ def find_documents(
     files = sorted(f for f in files if f[0].endswith(SUFFIXES))
     if not files:
         raise UserError(f"data: {data} holds no file of the kinds {', '.join(SUFFIXES)}")
-    return Documents(files, text_key, chunk_rows, fs, source=url)
+    if not any(size for _, size in files):
+        raise UserError(f"data: {data} is empty: give a text of at least a few thousand characters")
+    if separator and not any(name.endswith(".txt") for name, _ in files):
+        raise UserError(f"separator = {separator!r} is for .txt files, and {data} has none: leave it out")
+    return Documents(files, text_key, chunk_rows, fs, source=url, separator=separator)
 
 
 def _list_local(data: str) -> list[tuple[str, int]]:
@@ -179,8 +212,9 @@ def _list_local(data: str) -> list[tuple[str, int]]:
     path = Path(data).expanduser()
     if not path.exists():
         raise UserError(f"data: {data} does not exist; known data sets are {', '.join(HUB)}")
+    check_regular(path)
     found = [path]
-    if not path.is_file():
+    if path.is_dir():
         found = [p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")]
     return [(p.as_posix(), p.stat().st_size) for p in found]
 
