@@ -233,7 +233,7 @@ SLIPS = [
         "sign",
         "a word counts once, however often it stands there",
     ),
-    Slip("tokenizer", "train_bpe", "vocab_size - 256 and", "vocab_size - 257 and", "one merge too few"),
+    Slip("tokenizer", "train_bpe", "vocab_size - 257 and", "vocab_size - 256 and", "eot is not counted"),
     Slip(
         "tokenizer",
         "BPETokenizer.train",
@@ -408,7 +408,7 @@ SLIPS = [
     Slip("data.chunks", "_unzstd", "decoder.unused_data", 'b""', "only the first frame is read"),
     Slip(
         "data.documents",
-        "is_held_out",
+        "hash_place",
         'int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")',
         "hash(text) % 2**64",
         "Python's hash: another split in each process",

@@ -62,9 +62,15 @@ def test_help_names_the_commands_and_every_data_set_that_has_a_name(capsys):
 
 def test_ctrl_c_says_that_the_same_command_goes_on(folder, tmp_path, monkeypatch, capsys):
     def interrupted(*args, **kwargs):
+        if begun:
+            (tmp_path / "out.partial").mkdir()
         raise KeyboardInterrupt
 
+    begun = False
     monkeypatch.setattr("tinygpt.data.__main__.prepare_shards", interrupted)
+    assert main(["prepare", str(folder), str(tmp_path / "out")]) == 2
+    assert "nothing was written" in capsys.readouterr().err
+    begun = True
     assert main(["prepare", str(folder), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "the same command goes on where it was" in said and "out.partial" in said
