@@ -191,6 +191,8 @@ def find_documents(
     separator: str = "",  # what stands between the documents of a .txt; empty: each file is one
 ) -> Documents:
     "The documents at `data`. UserError if there are none, or if they cannot be reached."
+    if not data.strip():
+        raise UserError("data is empty: give a file, a folder, or the name of a data set")
     url = HUB.get(data, data)
     fs = None
     if "://" in url:

@@ -208,8 +208,7 @@ def _only_one(folder: Path):
         yield
     finally:
         lock.release()
-        if not folder.exists():  # else the work is to go on, and the file stays
-            Path(lock.lock_file).unlink(missing_ok=True)
+        Path(lock.lock_file).unlink(missing_ok=True)
 
 # %% ../../nbs/more/03_data_prepare.ipynb #place
 def check_name(

@@ -198,6 +198,8 @@ def load_corpus(
                 f"separator = {separator!r} is for texts of your own, not for {data}: leave it out"
             )
         return CORPORA[data]()
+    if not data.strip():
+        raise UserError(f"data is empty: give a corpus ({', '.join(CORPORA)}), a text file or a folder")
     path = Path(data).expanduser()
     documents = []
     for file in _text_files(path):
