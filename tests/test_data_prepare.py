@@ -215,7 +215,7 @@ def test_one_text_is_divided_by_its_place_and_at_a_separator_if_there_is_one(tmp
     data = open_token_data(tmp_path / "whole")
     train, val = (data.tokenizer.decode(tokens[1:].tolist()) for tokens in (data.train, data.val))
     assert train + val == text and len(train) == int(0.9 * len(text))
-    assert "(38 times)" in report.lines()[0]
+    assert "(39 times)" in report.lines()[0]
     small(tmp_path / "one.txt", tmp_path / "parts", separator="<|endoftext|>")
     data = open_token_data(tmp_path / "parts")
     found = [bytes(part).decode() for tokens in (data.train, data.val) for part in documents_of(tokens)]

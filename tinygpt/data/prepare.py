@@ -34,6 +34,7 @@ from tinygpt.data.tokens import (
     TokenData,
     build_tokenizer,
     check_ids,
+    count_eot_text,
     load_corpus,
     open_token_data,
     sha256_file,
@@ -389,7 +390,7 @@ def _prepare_corpus(corpus: Corpus, out: Path, tokenizer: str, vocab_size: int, 
     made = build_tokenizer(tokenizer, corpus, vocab_size)
     write_token_data(out, corpus, made, progress)
     report = Report()
-    if count := sum(text.count(EOT_TEXT) for text in corpus.train + corpus.val):
+    if count := count_eot_text(corpus):
         report.add([(f"{EOT_TEXT} in it, taken as ordinary text", f"{corpus.source} ({count:,} times)")])
     return report
 

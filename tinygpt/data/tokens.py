@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['EOT_TEXT', 'SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'LEAST_TEXT', 'Corpus', 'hold_out', 'encoding_problem',
            'check_regular', 'split_text', 'unescape', 'read_text', 'sotu', 'shakespeare', 'load_corpus',
-           'unsplit_warning', 'build_tokenizer', 'token_dtype', 'sha256_file', 'owned_path', 'clear_abandoned',
-           'write_token_data', 'Shards', 'meta_problems', 'TokenData', 'open_token_data', 'open_split', 'check_ids',
-           'cache_folder', 'fill_cache', 'prepare']
+           'count_eot_text', 'unsplit_warning', 'build_tokenizer', 'token_dtype', 'sha256_file', 'owned_path',
+           'clear_abandoned', 'write_token_data', 'Shards', 'meta_problems', 'TokenData', 'open_token_data',
+           'open_split', 'check_ids', 'cache_folder', 'fill_cache', 'prepare']
 
 # %% ../../nbs/more/03_data_tokens.ipynb #imports
 import codecs
@@ -232,9 +232,17 @@ def _text_files(path: Path) -> list[Path]:
     return files
 
 
+def count_eot_text(corpus: Corpus) -> int:
+    "How often the special token is spelled out in the text."
+    texts = corpus.train + corpus.val
+    if len(corpus.train) == len(corpus.val) == 1:  # one text, which may have been cut in the middle of it
+        texts.append(corpus.train[0][1 - len(EOT_TEXT) :] + corpus.val[0][: len(EOT_TEXT) - 1])
+    return sum(text.count(EOT_TEXT) for text in texts)
+
+
 def unsplit_warning(corpus: Corpus) -> str:
     "A line if the text names the special token, as files do in which it stands between documents."
-    count = sum(text.count(EOT_TEXT) for text in corpus.train + corpus.val)
+    count = count_eot_text(corpus)
     if not count:
         return ""
     remedy = f"if it stands between documents, give --separator '{EOT_TEXT}'"
