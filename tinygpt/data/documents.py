@@ -21,7 +21,7 @@ from tinygpt.data.chunks import (
     read_parquet,
     read_separated,
 )
-from .tokens import build_tokenizer, check_regular, encoding_problem
+from .tokens import build_tokenizer, check_regular, encoding_problem, source_path
 from ..support import UserError
 from ..tokenizer import BPETokenizer, Tokenizer
 
@@ -191,8 +191,6 @@ def find_documents(
     separator: str = "",  # what stands between the documents of a .txt; empty: each file is one
 ) -> Documents:
     "The documents at `data`. UserError if there are none, or if they cannot be reached."
-    if not data.strip():
-        raise UserError("data is empty: give a file, a folder, or the name of a data set")
     url = HUB.get(data, data)
     fs = None
     if "://" in url:
@@ -211,7 +209,7 @@ def find_documents(
 
 def _list_local(data: str) -> list[tuple[str, int]]:
     "[(path, bytes)] of a file, or of all files below a folder but those whose name begins with a dot."
-    path = Path(data).expanduser()
+    path = source_path(data)
     if not path.exists():
         raise UserError(f"data: {data} does not exist; known data sets are {', '.join(HUB)}")
     check_regular(path)

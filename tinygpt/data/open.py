@@ -16,7 +16,7 @@ import numpy as np
 
 from .documents import Documents
 from .stream import StreamLoader, open_stream
-from .tokens import TokenData, build_tokenizer, open_split, prepare
+from .tokens import TokenData, build_tokenizer, open_split, prepare, source_path
 from .windows import RandomLoader, ShardLoader
 from ..support import UserError
 from ..tokenizer import CharTokenizer, Tokenizer
@@ -110,7 +110,7 @@ def open_data(
 
     UserError where there is nothing of the kind.
     """
-    place = Path(source).expanduser()
+    place = source_path(source)
     is_tokens = (place / "meta.json").exists() or (place / "train.bin").exists()
     if is_tokens and separator:
         raise UserError(f"separator = {separator!r} is for text, and {source} holds tokens: leave it out")
