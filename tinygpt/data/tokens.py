@@ -11,6 +11,7 @@ __all__ = ['EOT_TEXT', 'SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'Corp
 
 # %% ../../nbs/more/03_data_tokens.ipynb #imports
 import codecs
+import glob
 import hashlib
 import json
 import shlex
@@ -305,6 +306,7 @@ def sha256_file(path: Path) -> str:
 def owned_path(folder: Path):
     "`atomic_path(folder)`, with a lock file beside the temporary folder while this process is at work in it."
     lock = None
+    clear_abandoned(folder.parent, glob.escape(folder.name))
     try:
         with atomic_path(folder) as tmp:
             lock = FileLock(f"{tmp.parent}.lock")
@@ -319,9 +321,12 @@ def owned_path(folder: Path):
             Path(lock.lock_file).unlink(missing_ok=True)
 
 
-def clear_abandoned(parent: Path):
+def clear_abandoned(
+    parent: Path,
+    name: str = "*",  # of the folder that was to be made
+):
     "Remove the temporary folders in `parent` whose owners were killed."
-    for path in parent.glob(".*.tmp.lock"):
+    for path in parent.glob(f".{name}.*.tmp.lock"):
         lock = FileLock(path)
         with suppress(Timeout, OSError):
             lock.acquire(timeout=0)
