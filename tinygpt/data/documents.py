@@ -200,7 +200,7 @@ def find_documents(
     files = sorted(f for f in files if f[0].endswith(SUFFIXES))
     if not files:
         raise UserError(f"data: {data} holds no file of the kinds {', '.join(SUFFIXES)}")
-    if not any(size for _, size in files):
+    if fs is None and not any(size for _, size in files):  # not every store knows sizes
         raise UserError(f"data: {data} is empty: give a text of at least a few thousand characters")
     if separator and not any(name.endswith(".txt") for name, _ in files):
         raise UserError(f"separator = {separator!r} is for .txt files, and {data} has none: leave it out")
