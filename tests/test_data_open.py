@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 
 import numpy as np
@@ -101,6 +102,12 @@ def test_a_separator_goes_through_to_every_loader_and_not_to_tokens(tmp_path, ca
         assert data.meta["splits"]["val"]["documents"] > 1 and 124 not in data.val[:]  # no |
     with pytest.raises(UserError, match="holds tokens"):
         open_data(str(data.folder), "byte", separator="|")
+
+
+def test_a_name_that_no_log_can_hold_is_refused_however_the_source_is_opened():
+    for loader in ("shard", "stream"):
+        with pytest.raises(UserError, match="not UTF-8: rename it"):
+            open_data(os.fsdecode(b"caf\xe9.txt"), "byte", loader=loader)
 
 
 def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache):

@@ -16,7 +16,7 @@ import numpy as np
 
 from .documents import Documents
 from .stream import StreamLoader, open_stream
-from .tokens import TokenData, build_tokenizer, open_split, prepare, source_path
+from .tokens import TokenData, build_tokenizer, check_size, open_split, prepare, source_path
 from .windows import RandomLoader, ShardLoader
 from ..support import UserError
 from ..tokenizer import CharTokenizer, Tokenizer
@@ -134,6 +134,8 @@ def make_loader(
     num_threads: int = 4,  # of "stream", that tokenize
 ) -> RandomLoader | ShardLoader | StreamLoader:
     "The loader called `kind`: an iterator of (x, y) with state_dict, load_state_dict and close."
+    size = data.meta["splits"]["train"]["bytes"]
+    check_size(size, data.meta["source"])
     is_text = isinstance(data.train, Documents)
     if is_text and kind != "stream":
         raise UserError(f"loader = {kind} does not fit data that is text: choose stream")
@@ -146,7 +148,6 @@ def make_loader(
         return ShardLoader(data.train, batch_size, block_size, **place)
     if kind != "stream":
         raise UserError(f"loader = {kind!r} is not known: choose random, shard or stream")
-    size = data.meta["splits"]["train"]["bytes"]
     if size <= block_size:  # a token has a byte at least
         raise UserError(
             f"data: {size} bytes of text are fewer than one block of {block_size} + 1 tokens: "

@@ -388,7 +388,7 @@ def _check_settings(val_fraction: float, shard_tokens: int, workers: int | None)
 
 def _prepare_corpus(corpus: Corpus, out: Path, tokenizer: str, vocab_size: int, progress: bool) -> Report:
     "What fits into memory and is divided already: written at once, under a temporary name until it is whole."
-    check_size(corpus)
+    check_size(len("".join(corpus.train)), corpus.source)
     made = build_tokenizer(tokenizer, corpus, vocab_size)
     write_token_data(out, corpus, made, progress)
     report = Report()

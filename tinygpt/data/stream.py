@@ -27,7 +27,6 @@ from tinygpt.data.tokens import (
     TokenData,
     build_tokenizer,
     cache_folder,
-    check_size,
     fill_cache,
     load_corpus,
     token_dtype,
@@ -360,7 +359,6 @@ def open_stream(
     corpus = None
     if documents is None or documents.is_one_text:  # divided by place, not by lots
         corpus = load_corpus(data, separator)
-        check_size(corpus)
         documents = Documents([], source=corpus.source, texts=corpus.train)
         val_fraction, origin = 0.0, corpus.fingerprint()
         if progress and (warning := unsplit_warning(corpus)):

@@ -241,13 +241,13 @@ def _text_files(path: Path) -> list[Path]:
     return files
 
 
-def check_size(corpus: Corpus):
+def check_size(
+    size: int,  # characters or bytes of text
+    source: str,  # where they are from
+):
     "UserError if there is too little text to train on."
-    size = sum(len(text) for text in corpus.train + corpus.val)
-    if size < 64:
-        raise UserError(
-            f"data: {corpus.source} holds {size} characters: give a text of at least a few thousand"
-        )
+    if size < 50:
+        raise UserError(f"data: {source} holds {size} characters to train on: give a few thousand at least")
 
 
 def count_eot_text(corpus: Corpus) -> int:
@@ -615,7 +615,6 @@ def prepare(
     if (place / "meta.json").exists():
         return open_token_data(place)
     corpus = load_corpus(data, separator)
-    check_size(corpus)
     if progress and (warning := unsplit_warning(corpus)):
         print(warning)
     folder = cache_folder(corpus.name, tokenizer, vocab_size, f"format 1 {corpus.fingerprint()}")
