@@ -257,7 +257,7 @@ SLIPS = [
         "sign",
         "a word counts once, however often it stands there",
     ),
-    Slip("tokenizer", "train_bpe", "vocab_size - 256 and", "vocab_size - 257 and", "one merge too few"),
+    Slip("tokenizer", "train_bpe", "vocab_size - 257 and", "vocab_size - 256 and", "eot is not counted"),
     Slip(
         "tokenizer",
         "BPETokenizer.train",
@@ -406,9 +406,9 @@ SLIPS = [
     ),
     Slip(
         "data.tokens",
-        "open_split",
-        "part.max() >= vocab_size",
-        "part.max() > vocab_size",
+        "check_ids",
+        "tokens.max() >= vocab_size",
+        "tokens.max() > vocab_size",
         "the id vocab_size passes",
     ),
     Slip("data.chunks", "Report.add", "< 3", "<= 3", "four places instead of three"),
@@ -417,7 +417,7 @@ SLIPS = [
     ),
     Slip(
         "data.chunks",
-        "_split_lines",
+        "_split_at",
         "    if rest:",
         "    if False:",
         "a last line without a line end is lost",
@@ -432,7 +432,7 @@ SLIPS = [
     Slip("data.chunks", "_unzstd", "decoder.unused_data", 'b""', "only the first frame is read"),
     Slip(
         "data.documents",
-        "is_held_out",
+        "hash_place",
         'int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")',
         "hash(text) % 2**64",
         "Python's hash: another split in each process",

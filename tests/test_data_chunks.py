@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+import tracemalloc
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,7 +10,16 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinygpt.data.chunks import Report, as_text, parquet_text_bytes, read_jsonl, read_parquet
+import tinygpt.data.chunks as chunks_module
+from tinygpt.data.chunks import (
+    Report,
+    as_text,
+    parquet_text_bytes,
+    read_jsonl,
+    read_parquet,
+    read_separated,
+)
+from tinygpt.support import UserError
 
 # files that are broken, of every kind, are in test_data_documents.py
 
@@ -141,3 +151,47 @@ def test_a_report_goes_on_from_its_state_as_if_it_had_not_stopped():
     rest.add(notes[2:])
     assert rest.lines() == whole.lines() == ["5 x empty: row 0, row 1, row 2, ...", "1 x no text: row 9"]
     assert first.lines() == ["2 x empty: row 0, row 1"]  # the state is a copy
+
+
+def lines_of(texts):
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+def read_all(content, name="d.jsonl", key="text"):
+    return list(read_jsonl(io.BytesIO(content), name, key, 256, 0))
+
+
+def test_a_mark_of_utf8_at_the_beginning_is_no_part_of_the_first_line():
+    [chunk] = read_all(lines_of(["one", "zwölf"]).encode("utf-8-sig"))
+    assert chunk.texts == ["one", "zwölf"] and not chunk.notes
+
+
+def test_a_field_that_stands_twice_in_a_row_is_noted():
+    rows = b'{"text": "a", "text": "b"}\n{"text": "c", "other": {"text": 1, "text": 2}}\n'
+    rows += b'{"text": "\\"text\\""}\n'
+    [chunk] = read_all(rows)
+    assert chunk.texts == ["b", "c", '"text"']
+    assert chunk.notes == [("field 'text' more than once, the last one taken", "d.jsonl line 1")]
+
+
+@pytest.mark.parametrize("name, pack", [("d.jsonl.gz", gzip.compress), ("d.jsonl", bytes)])
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(name, pack, monkeypatch):
+    monkeypatch.setattr(chunks_module, "LONGEST_DOCUMENT", 1_000_000)
+    packed = pack(lines_of(["a" * 40_000_000]).encode())
+    tracemalloc.start()
+    with pytest.raises(UserError, match="more than 1,000,000 bytes"):
+        read_all(packed, name)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("ab\n", max_size=6), max_size=12), st.integers(1, 5), st.integers(0, 4))
+def test_a_separated_text_gives_its_documents_from_any_chunk_on(pieces, chunk_rows, skip):
+    content = "<|endoftext|>".join(pieces).encode()
+    chunks = list(read_separated(io.BytesIO(content), "s.txt", "<|endoftext|>", chunk_rows, 0))
+    wanted = [piece.strip("\n") for piece in pieces]
+    assert [t for chunk in chunks for t in chunk.texts] == [piece for piece in wanted if piece]
+    late = list(read_separated(io.BytesIO(content), "s.txt", "<|endoftext|>", chunk_rows, skip))
+    assert late == chunks[skip:]

@@ -1,9 +1,11 @@
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -62,28 +64,47 @@ def test_help_names_the_commands_and_every_data_set_that_has_a_name(capsys):
 
 def test_ctrl_c_says_that_the_same_command_goes_on(folder, tmp_path, monkeypatch, capsys):
     def interrupted(*args, **kwargs):
+        if begun:
+            (tmp_path / "out.partial").mkdir()
         raise KeyboardInterrupt
 
+    begun = False
     monkeypatch.setattr("tinygpt.data.__main__.prepare_shards", interrupted)
+    assert main(["prepare", str(folder), str(tmp_path / "out")]) == 2
+    assert "nothing was written" in capsys.readouterr().err
+    begun = True
     assert main(["prepare", str(folder), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "the same command goes on where it was" in said and "out.partial" in said
 
 
-def test_killed_for_real_while_workers_are_busy_it_goes_on_to_the_same_bytes(tmp_path):
-    folder = tmp_path / "in"
+def many_documents(folder):
+    "Enough text that tokenizing it takes a while."
     folder.mkdir()
     words = np.random.default_rng(0).integers(97, 123, size=4000).astype(np.uint8).tobytes().decode()
     with open(folder / "d.jsonl", "w") as f:
         for i in range(8000):
             f.write(json.dumps({"text": f"{i} {words[i % 1000 :][: 1000 + i % 3000]}"}) + "\n")
-    argv = [sys.executable, "-m", "tinygpt.data", "prepare", str(folder), str(tmp_path / "out")]
-    argv += "--tokenizer byte --shard-tokens 1000000 --workers 1".split()
-    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.time() + 60
-    third = tmp_path / "out.partial/train_000003.bin"
-    while not third.exists() and process.poll() is None and time.time() < deadline:
+
+
+def wait_for(path, process):
+    "Until there is such a file, or the process that should make it has ended."
+    while not path.exists() and process.poll() is None:
         time.sleep(0.02)
+    assert path.exists(), process.communicate()
+
+
+def prepare_argv(folder, out, *flags):
+    argv = [sys.executable, "-m", "tinygpt.data", "prepare", str(folder), str(out)]
+    return [*argv, "--tokenizer", "byte", "--shard-tokens", "1000000", *flags]
+
+
+def test_killed_for_real_while_workers_are_busy_it_goes_on_to_the_same_bytes(tmp_path):
+    folder = tmp_path / "in"
+    many_documents(folder)
+    argv = prepare_argv(folder, tmp_path / "out", "--workers", "1")
+    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_for(tmp_path / "out.partial/train_000003.bin", process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "out").exists() and (tmp_path / "out.partial/progress.json").exists()
@@ -95,3 +116,51 @@ def test_killed_for_real_while_workers_are_busy_it_goes_on_to_the_same_bytes(tmp
         assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
     assert len(list((tmp_path / "out").iterdir())) == len(list((tmp_path / "whole").iterdir()))
     assert not (tmp_path / "out.partial.lock").exists()  # what the kill had left is cleared away
+
+
+def test_workers_end_when_the_process_that_began_them_is_killed(tmp_path):
+    many_documents(tmp_path / "in")
+    argv = prepare_argv(tmp_path / "in", tmp_path / "out", "--workers", "2")
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, start_new_session=True)
+    wait_for(tmp_path / "out.partial/train_000001.bin", process)
+    process.kill()  # it alone
+    try:
+        process.communicate(timeout=120)  # the pipe has no end as long as a worker holds it
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_command_that_is_printed_can_be_pasted(tmp_path, monkeypatch, capsys):
+    (tmp_path / "one.txt").write_text("A sentence of some length. " * 40)
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", "one.txt", "my tokens; $(touch x)", "--tokenizer", "byte"]) == 0
+    printed = capsys.readouterr().out.split("train on it with: ")[1].strip()
+    assert shlex.split(printed)[1:] == ["-m", "tinygpt.train", "--data", "my tokens; $(touch x)"]
+
+
+def test_a_text_that_names_the_special_token_is_reported_and_the_remedy_works(tmp_path, monkeypatch, capsys):
+    stories = "\n<|endoftext|>\n".join(f"Story {i} of many, and its end." for i in range(100))
+    (tmp_path / "s.txt").write_text(stories)
+    monkeypatch.chdir(tmp_path)
+    flags = ["--tokenizer", "byte", "--workers", "0", "--val-fraction", "0.1"]
+    assert main(["prepare", "s.txt", "a", *flags]) == 0
+    said = capsys.readouterr().out
+    assert "99 times" in said
+    advice = said.split("give ")[1].split("\n")[0]
+    assert main(["prepare", "s.txt", "b", *flags, *shlex.split(advice)]) == 0
+    assert "<|endoftext|>" not in capsys.readouterr().out
+    splits = open_token_data(tmp_path / "b").meta["splits"]
+    assert splits["train"]["documents"] + splits["val"]["documents"] == 100
+
+
+def test_nanogpts_folder_is_verified_to_its_last_id(tmp_path, capsys):
+    for name in ("train", "val"):
+        np.arange(2_000_000, dtype=np.uint16).astype(np.uint16).clip(0, 256).tofile(tmp_path / f"{name}.bin")
+    assert main(["verify", str(tmp_path), "--tokenizer", "byte"]) == 0
+    assert "4,000,000 tokens, all in the vocabulary of 257" in capsys.readouterr().out
+    tokens = np.fromfile(tmp_path / "val.bin", dtype=np.uint16)
+    tokens[1_000_000] = 300  # opening looks at both ends only
+    tokens.tofile(tmp_path / "val.bin")
+    assert main(["verify", str(tmp_path), "--tokenizer", "byte"]) == 2
+    assert "holds id 300" in capsys.readouterr().err

@@ -212,7 +212,7 @@ def test_a_place_without_data_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no file of the kinds .parquet"):
         find_documents(str(tmp_path))
     (tmp_path / "d.jsonl").write_text("[1, 2]\n")
-    with pytest.raises(UserError, match="line 1 has no field 'text' but a list"):
+    with pytest.raises(UserError, match="line 1 holds a list, not an object with a field 'text'"):
         read(find_documents(str(tmp_path)))
 
 

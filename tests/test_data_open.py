@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 
 import numpy as np
@@ -74,6 +75,39 @@ def test_what_the_source_is_decides_how_it_is_opened(words, tmp_path, cache):
     assert files.folder == prepare(str(words), "byte").folder
     for loader in ("shard", "stream"):  # a token folder is one for every loader
         assert open_data(str(files.folder), "gpt2", loader=loader).train.tolist() == files.train.tolist()
+
+
+def test_the_fingerprint_of_data_changes_with_its_text_however_it_is_kept(words, tmp_path, cache):
+    theirs = tmp_path / "nanogpt"
+    theirs.mkdir()
+    for name in ("train", "val"):
+        np.arange(200, dtype=np.uint16).tofile(theirs / f"{name}.bin")
+    (tmp_path / "d.jsonl").write_text("".join(f'{{"text": "document {i}"}}\n' for i in range(300)))
+    sources = {str(words): "shard", str(tmp_path / "d.jsonl"): "stream", str(theirs): "shard"}
+    before = [open_data(source, "byte", loader=kind).fingerprint for source, kind in sources.items()]
+    again = [open_data(source, "byte", loader=kind).fingerprint for source, kind in sources.items()]
+    assert before == again and len(set(before)) == 3 and all(len(f) == 16 for f in before)
+    words.write_text(words.read_text().replace("good day", "wood day"))  # as long as before
+    with open(tmp_path / "d.jsonl", "a") as f:
+        f.write('{"text": "one more"}\n')
+    np.arange(1, 201, dtype=np.uint16).tofile(theirs / "train.bin")
+    after = [open_data(source, "byte", loader=kind).fingerprint for source, kind in sources.items()]
+    assert not set(before) & set(after)
+
+
+def test_a_separator_goes_through_to_every_loader_and_not_to_tokens(tmp_path, cache):
+    (tmp_path / "s.txt").write_text("|".join(f"Story {i} of several." for i in range(300)))
+    for loader in ("shard", "stream"):
+        data = open_data(str(tmp_path / "s.txt"), "byte", loader=loader, separator="|")
+        assert data.meta["splits"]["val"]["documents"] > 1 and 124 not in data.val[:]  # no |
+    with pytest.raises(UserError, match="holds tokens"):
+        open_data(str(data.folder), "byte", separator="|")
+
+
+def test_a_name_that_no_log_can_hold_is_refused_however_the_source_is_opened():
+    for loader in ("shard", "stream"):
+        with pytest.raises(UserError, match="not UTF-8: rename it"):
+            open_data(os.fsdecode(b"caf\xe9.txt"), "byte", loader=loader)
 
 
 def test_make_loader_makes_each_kind_and_refuses_what_does_not_fit(words, cache):

@@ -41,7 +41,7 @@ def small(folder, out, **kwargs):
 def chunky(monkeypatch):
     "Chunks of 7 documents, so that a small corpus has many."
     monkeypatch.setattr(
-        prepare_module, "find_documents", lambda data, text_key: find_documents(data, text_key, chunk_rows=7)
+        prepare_module, "find_documents", lambda *args, **named: find_documents(*args, **named, chunk_rows=7)
     )
 
 
@@ -136,25 +136,104 @@ def test_interrupted_at_any_point_it_goes_on_and_the_result_is_the_same_to_the_b
         monkeypatch.setattr(
             prepare_module,
             "find_documents",
-            lambda data, text_key: find_documents(data, text_key, chunk_rows=7),
+            lambda *args, **named: find_documents(*args, **named, chunk_rows=7),
         )
+
+
+def stop_after(writes, monkeypatch, folder, out):
+    "Begin to prepare, and be killed after so many writes."
+    append, count = ShardWriter.append, Counter()
+
+    def stop(self, *args):
+        count["writes"] += 1
+        if count["writes"] > writes:
+            raise Killed
+        append(self, *args)
+
+    with monkeypatch.context() as m, pytest.raises(Killed):
+        m.setattr(ShardWriter, "append", stop)
+        small(folder, out)
 
 
 def test_going_on_with_other_settings_or_other_files_is_refused_and_named(tmp_path, chunky, monkeypatch):
     corpus(tmp_path / "in")
-
-    def stop(*args):
-        raise Killed
-
-    with monkeypatch.context() as m, pytest.raises(Killed):
-        m.setattr(ShardWriter, "append", stop)
-        small(tmp_path / "in", tmp_path / "out")
+    stop_after(4, monkeypatch, tmp_path / "in", tmp_path / "out")
     with pytest.raises(UserError, match="another val_fraction"):
         small(tmp_path / "in", tmp_path / "out", val_fraction=0.3)
     with open(tmp_path / "in/0.jsonl", "a") as f:
         f.write('{"text": "one more"}\n')
     with pytest.raises(UserError, match="another documents"):
         small(tmp_path / "in", tmp_path / "out")
+    assert (tmp_path / "out.partial").exists()  # what was done is not thrown away by a refusal
+
+
+def test_a_failure_before_the_first_record_of_work_leaves_nothing_and_binds_nobody(
+    tmp_path, chunky, monkeypatch
+):
+    corpus(tmp_path / "in")
+    stop_after(0, monkeypatch, tmp_path / "in", tmp_path / "new/folder/out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
+    small(tmp_path / "in", tmp_path / "new/folder/out", val_fraction=0.3)
+
+
+def test_a_record_without_work_as_a_kill_leaves_it_binds_nobody(tmp_path, chunky, monkeypatch):
+    corpus(tmp_path / "in")
+    with monkeypatch.context() as m:
+        m.setattr(
+            prepare_module.shutil, "rmtree", lambda *args, **kwargs: None
+        )  # nobody clears up after a kill
+        stop_after(0, monkeypatch, tmp_path / "in", tmp_path / "out")
+    assert (tmp_path / "out.partial/progress.json").exists()
+    small(tmp_path / "in", tmp_path / "out", val_fraction=0.3)
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
+def test_the_advice_on_another_fraction_works_when_it_is_followed(tmp_path, fraction):
+    corpus(tmp_path / "in", n=12)
+    with pytest.raises(UserError, match="--val-fraction") as refusal:
+        small(tmp_path / "in", tmp_path / "out", val_fraction=fraction)
+    advised = float(str(refusal.value).rsplit("--val-fraction ", 1)[1])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
+    small(tmp_path / "in", tmp_path / "out", val_fraction=advised)
+    assert min(part["documents"] for part in open_token_data(tmp_path / "out").meta["splits"].values()) > 0
+
+
+def test_half_a_record_that_a_kill_left_is_not_in_the_result(tmp_path, chunky, monkeypatch):
+    corpus(tmp_path / "in")
+    stop_after(4, monkeypatch, tmp_path / "in", tmp_path / "out")
+    (tmp_path / "out.partial/.progress.json.abc.tmp").mkdir()
+    small(tmp_path / "in", tmp_path / "out")
+    assert not [p.name for p in (tmp_path / "out").iterdir() if p.name.startswith(".")]
+
+
+def test_a_folder_that_is_somebody_elses_is_not_taken_for_an_unfinished_one(tmp_path):
+    corpus(tmp_path / "in")
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial/thesis.tex").write_text("three years")
+    with pytest.raises(UserError, match="is in the way"):
+        small(tmp_path / "in", tmp_path / "out")
+    assert (tmp_path / "out.partial/thesis.tex").read_text() == "three years"
+
+
+def test_one_text_is_divided_by_its_place_and_at_a_separator_if_there_is_one(tmp_path):
+    stories = [f"Story {i} begins here.\nAnd ends." for i in range(40)]
+    text = "\n<|endoftext|>\n".join(stories)
+    (tmp_path / "one.txt").write_text(text)
+    report = prepare_shards(str(tmp_path / "one.txt"), tmp_path / "whole", "byte", workers=0)
+    data = open_token_data(tmp_path / "whole")
+    train, val = (data.tokenizer.decode(tokens[1:].tolist()) for tokens in (data.train, data.val))
+    assert train + val == text and len(train) == int(0.9 * len(text))
+    assert "(39 times)" in report.lines()[0]
+    small(tmp_path / "one.txt", tmp_path / "parts", separator="<|endoftext|>")
+    data = open_token_data(tmp_path / "parts")
+    found = [bytes(part).decode() for tokens in (data.train, data.val) for part in documents_of(tokens)]
+    assert sorted(found) == sorted(stories)
+
+
+def documents_of(tokens):
+    "The documents between the eots of byte tokens."
+    places = np.flatnonzero(np.asarray(tokens) == 256)
+    return [part[1:].astype(np.uint8) for part in np.split(np.asarray(tokens), places)[1:]]
 
 
 def test_two_at_once_in_one_place_are_refused(tmp_path, monkeypatch):

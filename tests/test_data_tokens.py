@@ -1,5 +1,10 @@
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 import urllib.error
 
 import numpy as np
@@ -243,6 +248,105 @@ def test_the_last_id_of_the_vocabulary_is_taken_and_the_next_one_refused(folder)
     np.full(13, 257, dtype="<u2").tofile(folder / "train.bin")
     with pytest.raises(UserError, match="257"):
         open_token_data(folder)
+
+
+KILLED = """
+import sys
+from tinygpt.data.tokens import prepare
+prepare(sys.argv[1], "byte")
+"""
+
+
+def test_what_a_killed_process_left_in_the_cache_is_cleared_away_and_what_a_living_one_needs_is_not(
+    tmp_path, words, monkeypatch
+):
+    monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "large.txt").write_text("A long text, to be busy with for a while. " * 300_000)
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "large.txt")])
+
+    def at_work():
+        return list((tmp_path / "cache/tokens").glob(".*.tmp/*/train.bin"))
+
+    try:
+        while not at_work() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGSTOP)  # it lives, and does not get on
+        assert at_work()
+        small = prepare(str(words), "byte")
+        assert at_work()
+    finally:
+        process.kill()
+        process.wait()
+    assert at_work()  # half a folder, and nobody who would remove it
+    words.write_text(words.read_text() + "one more line")
+    again = prepare(str(words), "byte")
+    left = sorted(p.name for p in (tmp_path / "cache/tokens").iterdir())
+    assert left == sorted([small.folder.name, again.folder.name])
+
+
+def test_what_a_killed_process_left_beside_a_folder_is_cleared_away_when_it_is_made_again(tmp_path):
+    for name in ("t", "other"):
+        (tmp_path / f".{name}.abc.tmp").mkdir()
+        (tmp_path / f".{name}.abc.tmp.lock").touch()
+    write_token_data(tmp_path / "t", Corpus("t", ["hello"], ["held out"], "a test"), ByteTokenizer())
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.abc.tmp", ".other.abc.tmp.lock", "t"]
+
+
+def test_damaged_tokens_in_the_cache_are_made_again(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path / "cache"))
+    folder = prepare(str(words), "byte").folder
+    whole = (folder / "train.bin").read_bytes()
+    (folder / "train.bin").write_bytes(whole[:-6])
+    assert prepare(str(words), "byte").folder == folder and (folder / "train.bin").read_bytes() == whole
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the limit is of POSIX systems")
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_disk_that_takes_no_more_ends_in_a_sentence_and_leaves_nothing(
+    words, tmp_path, monkeypatch, cached
+):
+    import resource
+
+    monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path / "cache"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    corpus = Corpus("c", [words.read_text()], ["held out"], "a test")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # bytes of a file
+    try:
+        if cached:
+            with pytest.raises(UserError, match="File too large.*TINYGPT_CACHE"):
+                prepare(str(words), "byte")
+        else:
+            with pytest.raises(OSError, match="File too large") as refusal:
+                write_token_data(tmp_path / "tokens", corpus, ByteTokenizer())
+            assert refusal.value.filename == str(tmp_path / "tokens")  # what the sentence of a command names
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    left = [p for p in tmp_path.rglob("*") if p.name not in ("cache", "tokens", "words.txt")]
+    assert not left and not (tmp_path / "tokens").exists()
+
+
+@pytest.mark.parametrize("separator", ["<|endoftext|>", "\\n\\n", "---\\n"])
+def test_a_text_is_split_at_a_separator_as_a_shell_hands_it_over(tmp_path, separator):
+    stories = [f"Story {i} begins.\nAnd it ends." for i in range(30)]
+    between = separator.replace("\\n", "\n")
+    (tmp_path / "s.txt").write_text(f"\n{between}\n".join(stories))
+    corpus = load_corpus(str(tmp_path / "s.txt"), separator)
+    assert sorted(corpus.train + corpus.val) == sorted(stories) and len(corpus.val) == 1
+
+
+def test_a_text_with_the_special_token_spelled_out_is_warned_of_with_the_count(tmp_path, capsys):
+    (tmp_path / "s.txt").write_text("A story and its end.\n<|endoftext|>\n" * 30)
+    prepare(str(tmp_path / "s.txt"), "byte", progress=True)
+    assert "30 times" in capsys.readouterr().out
+    prepare(str(tmp_path / "s.txt"), "byte", progress=True, separator="<|endoftext|>")
+    assert "times" not in capsys.readouterr().out
+
+
+def test_hidden_files_and_pipes_in_a_folder_are_passed_over(tmp_path):
+    (tmp_path / "a.txt").write_text("A text that is long enough to be divided. " * 4)
+    (tmp_path / "._a.txt").write_bytes(b"\xff\xfe")  # as macOS leaves them
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert len(load_corpus(str(tmp_path)).train) == 1
 
 
 # several files as one array

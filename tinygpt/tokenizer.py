@@ -208,7 +208,7 @@ SPLIT_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s{1,
 # %% ../nbs/02_tokenizer.ipynb #train-bpe
 def train_bpe(
     texts: Iterable[str],
-    vocab_size: int,  # 256 bytes plus merges, without eot
+    vocab_size: int,  # ids in all, with the 256 bytes and eot, as for `BPETokenizer.train`
     pattern: str = SPLIT_PATTERN,
 ) -> list[tuple[int, int]]:
     """The merges, most frequent pair first, ties to the smallest pair of ids; fewer if the pairs run out.
@@ -236,7 +236,7 @@ def train_bpe(
         count(i, +1)
 
     merges = []
-    while len(merges) < vocab_size - 256 and any(counts.values()):
+    while len(merges) < vocab_size - 257 and any(counts.values()):
         best = min(counts, key=lambda pair: (-counts[pair], pair))
         # only the words with this pair change: take their pairs out, merge, count them again
         for i in where.pop(best):
@@ -292,6 +292,10 @@ class BPETokenizer(Tokenizer):
         "Learn the merges with rustbpe. Raises `UserError` if the text is too small for so many."
         if vocab_size < 257:
             raise UserError(f"vocab_size = {vocab_size} is too small: 256 bytes and eot already make 257")
+        if vocab_size > 2**24:
+            raise UserError(
+                f"vocab_size = {vocab_size} is too large: the largest in use have some 300,000 ids"
+            )
         trainer = rustbpe.Tokenizer()
         trainer.train_from_iterator(_texts(texts), vocab_size - 1, 8192, pattern)
         vocab = [bytes(b) for b, _ in sorted(trainer.get_mergeable_ranks(), key=lambda pair: pair[1])]

@@ -6,6 +6,7 @@
 __all__ = ['open_nanogpt', 'open_data', 'make_loader']
 
 # %% ../../nbs/more/03_data_open.ipynb #imports
+import hashlib
 import io
 import pickle
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 
 from .documents import Documents
 from .stream import StreamLoader, open_stream
-from .tokens import TokenData, build_tokenizer, open_split, prepare
+from .tokens import TokenData, build_tokenizer, check_size, open_split, prepare, source_path
 from .windows import RandomLoader, ShardLoader
 from ..support import UserError
 from ..tokenizer import CharTokenizer, Tokenizer
@@ -38,13 +39,24 @@ def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:
                 "give --tokenizer gpt2, or the path of a saved tokenizer"
             )
         return build_tokenizer(tokenizer, None)
-    try:  # ids are the places in the sorted alphabet
+    try:
         itos = _PlainUnpickler(io.BytesIO(pickled.read_bytes())).load()["itos"]
-        return CharTokenizer("".join(itos[i] for i in range(len(itos))))
+        chars = [itos[i] for i in range(len(itos))]  # ids are the places in the sorted alphabet
     except Exception as error:  # pickle raises all kinds
         raise UserError(
-            f"data: {pickled} is not nanoGPT's ({error}): give token files with a meta.json instead"
+            f"data: {pickled} is not nanoGPT's ({str(error)[:100]}): "
+            "give token files with a meta.json instead"
         ) from None
+    if (
+        not chars
+        or not all(isinstance(c, str) and len(c) == 1 for c in chars)
+        or len(set(chars)) < len(chars)
+    ):
+        raise UserError(
+            f"data: {pickled} is not nanoGPT's (its itos are not characters, each of them once): "
+            "give token files with a meta.json instead"
+        )
+    return CharTokenizer("".join(chars))
 
 
 def open_nanogpt(
@@ -58,14 +70,21 @@ def open_nanogpt(
     arrays, splits = {}, {}
     for split in ("train", "val"):
         path = folder / f"{split}.bin"
-        if not path.exists():
+        if not path.is_file():
             raise UserError(f"data: {path} is missing: nanoGPT's prepare.py writes train.bin and val.bin")
-        tokens = path.stat().st_size // dtype.itemsize
+        tokens, rest = divmod(path.stat().st_size, dtype.itemsize)
+        if rest or not tokens:
+            raise UserError(
+                f"data: {path} has {path.stat().st_size} bytes, which are no uint16 numbers: "
+                "run nanoGPT's prepare.py again"
+            )
         arrays[split] = open_split([(path, tokens)], dtype, made_by.n_vocab)
         # bytes of text: exact up to a million tokens, estimated beyond
         sample = arrays[split][:1_000_000]
         size = round(made_by.token_bytes()[sample].sum() * tokens / len(sample))
-        splits[split] = dict(documents=None, bytes=size, shards=[dict(file=path.name, tokens=tokens)])
+        shard = dict(file=path.name, tokens=tokens)
+        begins = hashlib.sha256(sample.tobytes()).hexdigest()[:16]
+        splits[split] = dict(documents=None, bytes=size, fingerprint=begins, shards=[shard])
     meta = dict(
         format=1,
         dtype="<u2",
@@ -86,19 +105,21 @@ def open_data(
     loader: Literal["random", "shard", "stream"] = "shard",  # that will read it
     progress: bool = False,  # say what is being built
     text_key: str = "text",  # the column or field of documents that holds the text
+    separator: str = "",  # what stands between the documents of a text file
 ) -> TokenData:
     """Data for a loader: documents for the stream loader, token files for the others.
 
     UserError where there is nothing of the kind.
     """
-    place = Path(source).expanduser()
-    if (place / "meta.json").exists():
-        return prepare(source, tokenizer, vocab_size, progress)
-    if (place / "train.bin").exists():
+    place = source_path(source)
+    is_tokens = (place / "meta.json").exists() or (place / "train.bin").exists()
+    if is_tokens and separator:
+        raise UserError(f"separator = {separator!r} is for text, and {source} holds tokens: leave it out")
+    if is_tokens and not (place / "meta.json").exists():
         return open_nanogpt(place, tokenizer)
-    if loader == "stream":
-        return open_stream(source, tokenizer, vocab_size, text_key)
-    return prepare(source, tokenizer, vocab_size, progress)
+    if loader == "stream" and not is_tokens:
+        return open_stream(source, tokenizer, vocab_size, text_key, separator=separator, progress=progress)
+    return prepare(source, tokenizer, vocab_size, progress, separator)
 
 # %% ../../nbs/more/03_data_open.ipynb #make-loader
 def make_loader(
@@ -114,6 +135,8 @@ def make_loader(
     num_threads: int = 4,  # of "stream", that tokenize
 ) -> RandomLoader | ShardLoader | StreamLoader:
     "The loader called `kind`: an iterator of (x, y) with state_dict, load_state_dict and close."
+    size = data.meta["splits"]["train"]["bytes"]
+    check_size(size, data.meta["source"])
     is_text = isinstance(data.train, Documents)
     if is_text and kind != "stream":
         raise UserError(f"loader = {kind} does not fit data that is text: choose stream")
@@ -126,5 +149,10 @@ def make_loader(
         return ShardLoader(data.train, batch_size, block_size, **place)
     if kind != "stream":
         raise UserError(f"loader = {kind!r} is not known: choose random, shard or stream")
+    if size <= block_size:  # a token has a byte at least
+        raise UserError(
+            f"data: {size} bytes of text are fewer than one block of {block_size} + 1 tokens: "
+            "lower block_size, or bring more text"
+        )
     place |= dict(packing=packing, val_fraction=data.meta["val_fraction"], num_threads=num_threads)
     return StreamLoader(data.train, data.tokenizer, batch_size, block_size, **place)

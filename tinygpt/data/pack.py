@@ -34,6 +34,7 @@ class Lane:
         self.have = 0  # tokens before the first end of an epoch
         self.ends = 0  # such ends in the queue
         self.row = None  # the next one, once there is enough for it
+        self.dropped = 0  # tokens that cropping cost this row
 
     def wants(self, chunk: int, document: int) -> bool:
         "Whether a document is still to come; the others were given before the state was saved."
@@ -170,6 +171,8 @@ class BosLane(Lane):
             self.have -= len(tokens)
         rows, dropped = pack_best_fit(group, self.length)
         self.costs["dropped"] += dropped
+        if self.cursor[2] == 0:  # else the group was counted before the state was saved
+            self.dropped += dropped
         self.rows = rows[self.cursor[2] :]
         self.after = (chunk, document + 1, 0)
 

@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -28,10 +27,10 @@ from tinygpt.data.tokens import (
     TokenData,
     build_tokenizer,
     cache_folder,
+    fill_cache,
     load_corpus,
-    open_token_data,
     token_dtype,
-    write_token_data,
+    unsplit_warning,
 )
 from .windows import check_ranks, to_batch
 from ..support import UserError
@@ -69,12 +68,14 @@ class BatchMaker:
         self.val_fraction = val_fraction
         self.num_threads = num_threads
         self.report = Report()
+        self.first_epoch = 0  # of those that this maker reads
         self.dtype = token_dtype(tokenizer.n_vocab)
 
     def start(self) -> dict:
         "The state before the first batch."
+        rows = self.batch_size
         return dict(
-            batch=0, chunk=0, at=[0, 0, 0], dealt=[0] * self.batch_size, rows=[[0, 0, 0]] * self.batch_size
+            batch=0, chunk=0, at=[0, 0, 0], dealt=[0] * rows, rows=[[0, 0, 0]] * rows, dropped=[0] * rows
         )
 
     def order(self, size: int, epoch: int, file: int = -1, chunk: int = -1) -> list[int]:
@@ -88,6 +89,10 @@ class BatchMaker:
         "Without end: rows of this rank (n, block_size + 1) int64, the state after them, the costs so far."
         costs = Counter()
         lanes = {row: LANES[self.packing](state["rows"][row], self.length, costs) for row in self.mine}
+        before = state.get("dropped") or [0] * self.batch_size  # an older state does not say
+        for row, lane in lanes.items():
+            lane.dropped = before[row]
+        self.first_epoch = state["at"][0]
         dealt = np.array(state["dealt"])
         chunk = state["chunk"]  # chunks are counted from the start of training
         batch = state["batch"]
@@ -131,7 +136,8 @@ class BatchMaker:
 
     def _deal(self, read: Chunk, chunk: int, place: tuple, dealt: np.ndarray, lanes: dict, pool) -> bool:
         "Deal the documents of a chunk to the rows, and tokenize those of this rank. Was there one?"
-        self.report.add(read.notes)
+        if place[0] == self.first_epoch:  # what is odd is counted once, not in each epoch anew
+            self.report.add(read.notes)
         mine, found = [], False
         for number, i in enumerate(self.order(len(read.texts), *place)):
             text = read.texts[i]
@@ -156,8 +162,10 @@ class BatchMaker:
         for number in [m for m in marks if m < oldest]:
             del marks[number]
         at, dealt = marks[oldest]
-        cursors = [list(lanes[row].cursor) if row in lanes else None for row in range(self.batch_size)]
-        return dict(batch=batch, chunk=oldest, at=list(at), dealt=dealt, rows=cursors)
+        known = [lanes.get(row) for row in range(self.batch_size)]  # None: another rank's
+        cursors = [lane and list(lane.cursor) for lane in known]
+        dropped = [lane and lane.dropped for lane in known]
+        return dict(batch=batch, chunk=oldest, at=list(at), dealt=dealt, rows=cursors, dropped=dropped)
 
 # %% ../../nbs/more/03_data_stream.ipynb #prefetch
 class Prefetch:
@@ -211,7 +219,7 @@ class StreamLoader:
 
     A thread reads and tokenizes ahead. Each row of the global batch is a stream of its own. Packed as
     "concat", in an epoch every pair of adjacent tokens of it is trained on once; packed as "bos", each row
-    begins with a document, and `costs` says what cropping dropped.
+    begins with a document, and `dropped_tokens` says what cropping has cost.
     """
 
     def __init__(
@@ -272,6 +280,11 @@ class StreamLoader:
         rows, self.state, self.costs = next(self.source)
         return to_batch(rows, self.device)
 
+    @property
+    def dropped_tokens(self) -> int:
+        "Tokens that cropping has dropped since the start of training, in the rows of this rank."
+        return sum(self.state["dropped"][row] for row in self.maker.mine)
+
     def state_dict(self) -> dict:
         "The state of all ranks. Where there are several, all have to call it together."
         state = {**self.state, "settings": self.settings}
@@ -301,7 +314,8 @@ class StreamLoader:
                 "call state_dict on all ranks, or merge theirs with merge_states"
             )
         self.close()
-        self.state = {k: v for k, v in state.items() if k != "settings"}
+        unknown = [0] * len(state["rows"])  # an older state does not say what was dropped
+        self.state = {"dropped": unknown, **{k: v for k, v in state.items() if k != "settings"}}
 
     def close(self):
         "Stop the thread. The loader can be used again, and goes on where it was."
@@ -319,11 +333,12 @@ def merge_states(
         raise UserError(
             f"the ranks have given {sorted(batches)} batches: save the state of all after the same one"
         )
-    rows = []
-    for cursors in zip(*(s["rows"] for s in states)):  # a row's cursor is known to one rank
-        known = [cursor for cursor in cursors if cursor is not None]
-        rows.append(known[0] if known else None)
-    return {**min(states, key=lambda s: s["chunk"]), "rows": rows}
+    merged = {"rows": [], "dropped": []}
+    for name, of_rows in merged.items():
+        for values in zip(*(s[name] for s in states)):  # what concerns a row is known to one rank
+            known = [value for value in values if value is not None]
+            of_rows.append(known[0] if known else None)
+    return {**min(states, key=lambda s: s["chunk"]), **merged}
 
 # %% ../../nbs/more/03_data_stream.ipynb #open
 def open_stream(
@@ -333,32 +348,36 @@ def open_stream(
     text_key: str = "text",
     val_fraction: float = 0.01,  # of the documents, by their hash; a corpus brings its own validation part
     val_tokens: int = 1_000_000,  # as many are tokenized for validation, from the beginning of the files
+    separator: str = "",  # what stands between the documents of a .txt; empty: each file is one
+    progress: bool = False,  # say what is being built
 ) -> TokenData:
     """Data for a StreamLoader: `train` is the documents.
 
     The tokenizer and the tokens of `val` are made once and kept in the cache.
     """
+    documents = None if data in CORPORA else find_documents(data, text_key, separator=separator)
     corpus = None
-    if data in CORPORA:
-        corpus = load_corpus(data)
+    if documents is None or documents.is_one_text:  # divided by place, not by lots
+        corpus = load_corpus(data, separator)
         documents = Documents([], source=corpus.source, texts=corpus.train)
         val_fraction, origin = 0.0, corpus.fingerprint()
+        if progress and (warning := unsplit_warning(corpus)):
+            print(warning)
     else:
-        documents = find_documents(data, text_key)
         origin = documents.fingerprint
     folder = cache_folder("stream", tokenizer, vocab_size, f"stream {origin} {val_fraction} {val_tokens}")
-    if not folder.exists():
+
+    def make():
         if corpus:
             made = build_tokenizer(tokenizer, corpus, vocab_size)
             held_out = corpus.val
         else:
             made = choose_tokenizer(tokenizer, documents, vocab_size, val_fraction)
             held_out = _some_held_out(documents, made, val_fraction, val_tokens)
-        kept = Corpus("stream", held_out[:1], held_out, documents.source)
-        with suppress(FileExistsError):  # another rank may be quicker; its folder is as good
-            write_token_data(folder, kept, made)
-    opened = open_token_data(folder)
-    train = dict(documents=None, bytes=documents.text_bytes(), shards=[])
+        return Corpus("stream", held_out[:1], held_out, documents.source), made
+
+    opened = fill_cache(folder, make)
+    train = dict(documents=None, bytes=documents.text_bytes(), fingerprint=origin, shards=[])
     splits = {**opened.meta["splits"], "train": train}
     meta = {**opened.meta, "stream": True, "val_fraction": val_fraction, "splits": splits}
     return TokenData(folder, meta, opened.tokenizer, documents, opened.val)

@@ -61,6 +61,9 @@ class DataConfig:
     tokenizer: str = "bpe"
     """bpe (trained on the data, of vocab_size ids), char, byte, gpt2, or the path of a saved tokenizer.
     Token files bring their own."""
+    separator: str = ""
+    """What stands between the documents of a text file: '<|endoftext|>', or '\\n\\n' for an empty line.
+    Empty: each file is one document."""
     loader: Literal["random", "shard", "stream"] = "random"
     """random: windows at random places. shard: every window once an epoch.
     stream: documents, tokenized while training."""

@@ -59,7 +59,8 @@ def open_run_data(
 ) -> TokenData:
     "The data of the config. UserError if it is shorter than a row."
     d, T = config.data, config.model.block_size
-    data = open_data(d.source, d.tokenizer, config.model.vocab_size, d.loader, progress, d.text_key)
+    how = dict(text_key=d.text_key, separator=d.separator)
+    data = open_data(d.source, d.tokenizer, config.model.vocab_size, d.loader, progress, **how)
     is_tokens = isinstance(data.train, (np.ndarray, Shards))
     if is_tokens and len(data.train) <= T:
         remedy = "lower block_size, or bring more text"
