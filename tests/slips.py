@@ -1847,8 +1847,8 @@ SLIPS = [
     Slip(
         "evaluate.tasks",
         "storycloze_item",
-        'int(row["AnswerRightEnding"]) - 1',
-        'int(row["AnswerRightEnding"])',
+        '_number(row, "AnswerRightEnding") - 1',
+        '_number(row, "AnswerRightEnding")',
         "labels counted from 1",
     ),
     Slip(

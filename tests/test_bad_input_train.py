@@ -148,7 +148,7 @@ TEXTS = [
     ("documents with another field", "--data other.jsonl --loader stream --tokenizer byte", "--text-key"),
     ("no such field", "--data documents.jsonl --loader stream --tokenizer byte --text-key txt", "'txt'"),
     ("no such tokenizer", "--data text.txt --tokenizer nope", "tokenizer = nope"),
-    ("a tokenizer that is a text", "--data text.txt --tokenizer text.txt", "is not a tokenizer"),
+    ("a tokenizer that is a text", "--data text.txt --tokenizer text.txt", "give the file of a tokenizer"),
     ("weights that are nowhere", BYTES + " --init-from nowhere", "nowhere"),
     ("weights in an empty folder", BYTES + " --init-from nothing", "nothing"),
     ("weights of a shorter context", BYTES + " --init-from runs/done --block-size 64", "block_size = 64"),
@@ -312,7 +312,7 @@ def test_a_cache_that_is_a_file_is_refused_in_a_sentence(folder, monkeypatch, ca
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TINYGPT_CACHE", str(folder / "text.txt"))
     assert main(shlex.split(BYTES)) == 2
-    assert "text.txt/tokens: Not a directory" in capsys.readouterr().err
+    assert "text.txt/tokens (Not a directory)" in capsys.readouterr().err
     assert not (folder / "runs/laptop").exists()
 
 

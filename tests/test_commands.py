@@ -47,9 +47,9 @@ def start(tmp_path):
     def run(*words, **more):
         importing.unlink(missing_ok=True)
         command = [sys.executable, *map(str, words)]
-        started.append(
-            subprocess.Popen(command, env=env | more, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-        )
+        how = dict(env=env | more, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        # in the background a shell makes its children deaf to SIGINT, and pytest may be such a child
+        started.append(subprocess.Popen(command, preexec_fn=hear_sigint, **how))
         wait_until(importing.exists, started[-1], "torch is imported")
         return started[-1]
 
@@ -57,6 +57,10 @@ def start(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+
+
+def hear_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def interrupt(process) -> tuple[int, str]:

@@ -49,6 +49,7 @@ LSIZE = dict(
 THEIRS = {
     "gpt2": GPT2Config(**SIZE),
     "gpt2-untied": GPT2Config(**SIZE, tie_word_embeddings=False, n_inner=100, layer_norm_epsilon=1e-3),
+    "gpt2-exact-gelu": GPT2Config(**SIZE, activation_function="gelu"),
     "llama": LlamaConfig(**LSIZE),
     "llama-gqa": LlamaConfig(**LSIZE, num_key_value_heads=2, rms_norm_eps=1e-3),
     "llama-tied": LlamaConfig(
@@ -173,6 +174,7 @@ def test_what_was_exported_is_read_and_keywords_change_the_config_and_the_attent
             vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32, bias=False, tie_weights=False
         ),
         GPTConfig.gpt2(vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32, bias=False),
+        GPTConfig.gpt2(vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32, mlp="gelu_exact"),
         GPTConfig.llama(
             vocab_size=101,
             block_size=16,

@@ -306,7 +306,7 @@ def prune(
         if folder not in stay:
             gone = folder.with_name(f".{folder.name}.removed")
             folder.rename(gone)  # at once, so that a half-removed one has no complete-looking name
-            shutil.rmtree(gone)
+            shutil.rmtree(gone, ignore_errors=True)  # the next save clears what is left
     return checkpoints(run)
 
 # %% ../nbs/16_checkpoint.ipynb #load-model

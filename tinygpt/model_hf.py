@@ -58,12 +58,16 @@ def _transposed(name: str, kind: str) -> bool:
     return kind == "gpt2" and name.startswith("h.") and name.endswith(matrices)
 
 # %% ../nbs/more/06_model_hf.ipynb #config-from
+# what theirs calls the activation -> our `mlp`
+_GELUS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact"}
+
+
 def _from_gpt2(hf: dict) -> tuple[dict, list[str]]:
     "The fields of our config for a GPT-2's, and what of it our model cannot do."
     refuse = []
     activation = hf.get("activation_function", "gelu_new")
-    if activation not in ("gelu_new", "gelu_pytorch_tanh"):
-        refuse.append(f"activation_function = {activation!r} (only GPT-2's tanh-form GELU)")
+    if activation not in _GELUS:
+        refuse.append(f"activation_function = {activation!r} (only GELU, in its tanh form or exact)")
     for flag in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         if hf.get(flag):
             refuse.append(f"{flag} = true")
@@ -75,6 +79,7 @@ def _from_gpt2(hf: dict) -> tuple[dict, list[str]]:
         n_layer=hf.get("n_layer", 12),
         n_head=hf.get("n_head", 12),
         n_embd=hf.get("n_embd", 768),
+        mlp=_GELUS.get(activation, "gelu"),
         mlp_hidden=hf.get("n_inner"),
         norm_eps=hf.get("layer_norm_epsilon", 1e-5),
         tie_weights=hf.get("tie_word_embeddings", True),
@@ -177,7 +182,7 @@ def check_weights(
 def _kind(c: GPTConfig) -> str:
     "gpt2 or llama. UserError that names everything which neither of theirs can do."
     parts, kind = (c.position, c.norm, c.mlp), None
-    if parts == ("learned", "layernorm", "gelu"):
+    if parts in (("learned", "layernorm", "gelu"), ("learned", "layernorm", "gelu_exact")):
         kind = "gpt2"
     elif parts == ("rope", "rmsnorm", "swiglu"):
         kind = "llama"
@@ -219,7 +224,7 @@ def config_to_hf(c: GPTConfig) -> dict:
             "n_head": c.n_head,
             "n_embd": c.n_embd,
             "n_inner": c.mlp_hidden,
-            "activation_function": "gelu_new",
+            "activation_function": "gelu_new" if c.mlp == "gelu" else "gelu",
             "layer_norm_epsilon": c.norm_eps,
             "attn_pdrop": c.dropout,
             "embd_pdrop": c.dropout,

@@ -7,6 +7,7 @@ __all__ = ['BatchMaker', 'Prefetch', 'StreamLoader', 'merge_states', 'open_strea
 
 # %% ../../nbs/more/03_data_stream.ipynb #imports
 import queue
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -362,7 +363,7 @@ def open_stream(
         documents = Documents([], source=corpus.source, texts=corpus.train)
         val_fraction, origin = 0.0, corpus.fingerprint()
         if progress and (warning := unsplit_warning(corpus)):
-            print(warning)
+            print(warning, file=sys.stderr)
     else:
         origin = documents.fingerprint
     folder = cache_folder("stream", tokenizer, vocab_size, f"stream {origin} {val_fraction} {val_tokens}")

@@ -17,6 +17,7 @@ import json
 import shlex
 import shutil
 import stat
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -589,7 +590,7 @@ def fill_cache(
         except UserError:  # what can be made again is made again
             shutil.rmtree(folder)
     if progress:
-        print(f"tokenizing, once; the tokens are kept in {folder}")
+        print(f"tokenizing, once; the tokens are kept in {folder}", file=sys.stderr)
     corpus, tokenizer = make()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -617,6 +618,6 @@ def prepare(
         return open_token_data(place)
     corpus = load_corpus(data, separator)
     if progress and (warning := unsplit_warning(corpus)):
-        print(warning)
+        print(warning, file=sys.stderr)
     folder = cache_folder(corpus.name, tokenizer, vocab_size, f"format 1 {corpus.fingerprint()}")
     return fill_cache(folder, lambda: (corpus, build_tokenizer(tokenizer, corpus, vocab_size)), progress)

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import reprlib
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -251,7 +252,7 @@ def _source_problems(config) -> Iterator[str]:
     if d.tokenizer not in ("bpe", "char", "byte", "gpt2") and not Path(d.tokenizer).is_file():
         kinds = "bpe, char, byte, gpt2, nor the path of a saved tokenizer"
         saved = sorted(config.folder.glob("checkpoints/step_*/tokenizer.json"))[-1:]
-        remedy = [f": each checkpoint has it, give --tokenizer {json.dumps(str(path))}" for path in saved]
+        remedy = [f": each checkpoint has it, give --tokenizer {shlex.quote(str(path))}" for path in saved]
         yield f"tokenizer = {d.tokenizer} is none of {kinds}{''.join(remedy)}"
 
 

@@ -167,7 +167,9 @@ class Log:
             bad_steps += [] if fine else [step]
             self.bad_in_a_row = 0 if fine else self.bad_in_a_row + 1
             if self.bad_in_a_row == BAD_STEPS:
-                self.give_up(f"the loss was not finite for {BAD_STEPS} steps in a row (to step {step + 1})")
+                self.give_up(
+                    f"loss or gradient not finite in {BAD_STEPS} steps in a row (to step {step + 1})"
+                )
         self.bar.set_postfix_str(f"loss {loss:.3f}, {describe(reading)}")
         if bad_steps:
             which = ", ".join(str(step + 1) for step in bad_steps)
@@ -304,8 +306,12 @@ class Keeper:
         """Write a checkpoint, prune the old ones.
 
         UserError where weights are not finite: no later step could repair them. What was saved before stays.
+        Nothing is saved, and no older one removed for it, while steps go wrong: they may be the last.
         """
         run, log = self.run, self.log
+        if log.bad_in_a_row and not run.finished:
+            log.say(f"step {run.step}: not saved, for {log.bad_in_a_row} steps in a row were not finite")
+            return
         with log.pause():
             weights = run.parallel.weights()  # all ranks bring together what is spread, here and below
             good = [bool(torch.isfinite(w).all()) for w in weights.values() if w.is_floating_point()]
@@ -356,16 +362,13 @@ def introduce(
 def reading_costs(
     run: Run,
 ) -> str:
-    "What packing left out since the start or the resume, over all ranks, in words; empty where nothing was."
-    costs = getattr(run.loader, "costs", {})
-    counts = torch.tensor([costs.get("dropped", 0), costs.get("pairs", 0)])
+    "What packing left out since the start, over all ranks, in words; empty where nothing was."
+    dropped = torch.tensor(getattr(run.loader, "dropped_tokens", 0))
     if run.world.world_size > 1:
-        dist.all_reduce(counts)
-    dropped, pairs = counts.tolist()
+        dist.all_reduce(dropped)
     if not dropped:
         return ""
-    since = " since the resume" if run.resumed_from else ""
-    told = f"{dropped:,} tokens were cropped away, {pairs:,} trained on{since}"
+    told = f"{dropped:,} tokens were cropped away, {run.step * run.step_tokens:,} trained on"
     return f"{told} (packing bos; concat crops none)"
 
 

@@ -231,7 +231,9 @@ def check_same(
     if before in (None, now):
         return
     config, other = run.folder / "config.json", f"{run.config.run.name}-2"
-    words = ["--config", str(config), "--init-from", str(run.folder), "--name", other]
+    words = ["--config", str(config), "--name", other]
+    if what == "text":  # with another tokenizer the old weights are of no use
+        words += ["--init-from", str(run.folder)]
     anew = f"python -m tinygpt.train {shlex.join(words)}"
     told = f"the {what} of the data was {before} and is {now} now (was the text changed?)"
     raise UserError(f"resume: {told}: bring the old text back, or train a new run on this one: {anew}")
