@@ -337,9 +337,9 @@ def test_a_text_is_split_at_a_separator_as_a_shell_hands_it_over(tmp_path, separ
 def test_a_text_with_the_special_token_spelled_out_is_warned_of_with_the_count(tmp_path, capsys):
     (tmp_path / "s.txt").write_text("A story and its end.\n<|endoftext|>\n" * 30)
     prepare(str(tmp_path / "s.txt"), "byte", progress=True)
-    assert "30 times" in capsys.readouterr().out
+    assert "30 times" in capsys.readouterr().err
     prepare(str(tmp_path / "s.txt"), "byte", progress=True, separator="<|endoftext|>")
-    assert "times" not in capsys.readouterr().out
+    assert "times" not in capsys.readouterr().err
 
 
 def test_hidden_files_and_pipes_in_a_folder_are_passed_over(tmp_path):
