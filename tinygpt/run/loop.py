@@ -306,12 +306,9 @@ class Keeper:
         """Write a checkpoint, prune the old ones.
 
         UserError where weights are not finite: no later step could repair them. What was saved before stays.
-        Nothing is saved, and no older one removed for it, while steps go wrong: they may be the last.
+        While steps go wrong no older one is removed for it: they may be the last good ones.
         """
         run, log = self.run, self.log
-        if log.bad_in_a_row and not run.finished:
-            log.say(f"step {run.step}: not saved, for {log.bad_in_a_row} steps in a row were not finite")
-            return
         with log.pause():
             weights = run.parallel.weights()  # all ranks bring together what is spread, here and below
             good = [bool(torch.isfinite(w).all()) for w in weights.values() if w.is_floating_point()]
@@ -336,7 +333,8 @@ class Keeper:
         except (RuntimeError, SafetensorError) as error:  # torch's and safetensors' words for a refusal
             reason = str(error).splitlines()[0]
             raise UserError(f"{path} could not be saved ({reason}): {last_words(run.config)}") from error
-        prune(run.folder, run.config.eval.keep)  # and the best one stays
+        if not log.bad_in_a_row:
+            prune(run.folder, run.config.eval.keep)  # and the best one stays
 
 # %% ../../nbs/more/19_run_loop.ipynb #finish
 def introduce(
