@@ -2,13 +2,15 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from events import LAST_RESORT, wait_until
 from two_hosts import TwoHosts, why_not
 
 from tinygpt.ddp.watchdog import Watchdog, _Heart
-from tinygpt.ddp.world import World
+from tinygpt.ddp.world import World, run_processes
 
 SCRIPT = """
 import os, signal, sys, time
@@ -114,6 +116,27 @@ def test_a_cable_that_is_pulled_ends_the_ranks_on_both_sides_and_each_machine_sa
         hosts.pull_the_cable()
         said = wait_until(both_sides, what="a line on each side")
     assert len(said) == 2 and all(line.endswith("last good checkpoint: runs/a/step_10") for line in said)
+
+
+def end_while_the_listener_reads(world):
+    "How many threads of the watchdog live on after `done`, which comes while a reading is under way."
+    dog = Watchdog(world, interval=0.05)
+    reading = threading.Event()
+    look = dog.heart.look
+
+    def slow_look():
+        reading.set()
+        time.sleep(1)
+        return look()
+
+    dog.heart.look = slow_look
+    assert reading.wait(LAST_RESORT)
+    dog.done()
+    return sum(thread.is_alive() for thread in dog.threads)
+
+
+def test_no_thread_is_left_in_the_store_when_the_process_ends():
+    assert run_processes(end_while_the_listener_reads, 2, timeout=LAST_RESORT) == [0, 0]
 
 
 def test_alone_a_watchdog_is_nothing():

@@ -105,8 +105,9 @@ class Watchdog:
         if world.world_size == 1:
             return
         self.heart = _Heart(world, patience, interval)
-        for loop in (self._listen, self._guard):
-            threading.Thread(target=loop, daemon=True).start()
+        self.threads = [threading.Thread(target=loop, daemon=True) for loop in (self._listen, self._guard)]
+        for thread in self.threads:
+            thread.start()
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -192,6 +193,9 @@ class Watchdog:
         if not self.ended.is_set() and self.world.world_size > 1:
             self.ended.set()
             self.heart.beat(state)
+            # Python aborts when it shuts down while a thread is inside the store
+            for thread in self.threads:
+                thread.join(timeout=self.heart.patience)
             if self.handles_sigterm:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
