@@ -296,14 +296,14 @@ SLIPS = [
     Slip(
         "tokenizer",
         "parse_vocab_bpe",
-        "bytes([b]) for b in order",
-        "bytes([b]) for b in range(256)",
+        "list(to_byte.values())",
+        "[bytes([b]) for b in range(256)]",
         "the single bytes in another order than GPT-2's",
     ),
     Slip(
         "tokenizer",
-        "parse_vocab_bpe",
-        "256 + i - len(printable)",
+        "byte_spelling",
+        "256 + i",
         "256 + b",
         "unprintable bytes spelled by their value, not by their rank",
     ),
@@ -2067,7 +2067,7 @@ SLIPS = [
         "else:",
         "a last line that was cut off ends the run",
     ),
-    Slip("run.folder", "claim_folder", "lock.acquire(timeout=0)", "None", "two runs write into one folder"),
+    Slip("support", "hold_lock", "lock.acquire(timeout=0)", "None", "two runs write into one folder"),
     Slip(
         "run.folder",
         "run_problem",

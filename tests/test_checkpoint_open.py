@@ -172,6 +172,11 @@ def test_a_run_whose_tokenizer_is_gone_from_the_cache_goes_on_as_its_message_say
 # nanoGPT
 
 
+def exact_gelu(**kw):
+    "The model of nanoGPT's model.py, whose `nn.GELU()` is the exact one."
+    return GPTConfig.gpt2(n_layer=2, n_head=2, n_embd=16, mlp="gelu_exact", **kw)
+
+
 def nanogpt_file(folder, model, vocab_size, prefix="_orig_mod."):
     "A ckpt.pt as nanoGPT's train.py writes it: tied weights under both names, other rows of padding."
     folder.mkdir()
@@ -194,7 +199,7 @@ def nanogpt_file(folder, model, vocab_size, prefix="_orig_mod."):
 @pytest.mark.parametrize("bias", [True, False])
 def test_nanogpts_ckpt_with_gpt2s_tokens(tmp_path, prefix, bias):
     torch.manual_seed(1)
-    model = GPT(GPTConfig.gpt2(block_size=16, n_layer=2, n_head=2, n_embd=16, bias=bias)).eval()
+    model = GPT(exact_gelu(block_size=16, bias=bias)).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.2)
     folder = nanogpt_file(tmp_path / "out", model, 50304, prefix)
@@ -208,7 +213,7 @@ def test_nanogpts_ckpt_with_gpt2s_tokens(tmp_path, prefix, bias):
 def test_nanogpts_model_of_characters_is_used_tuned_and_exported(tmp_path, text, capsys):
     chars = "".join(sorted(set(TEXT) | {"\n"}))
     torch.manual_seed(1)
-    model = GPT(GPTConfig.gpt2(vocab_size=len(chars), block_size=32, n_layer=2, n_head=2, n_embd=16)).eval()
+    model = GPT(exact_gelu(vocab_size=len(chars), block_size=32)).eval()
     folder = nanogpt_file(tmp_path / "out-char", model, len(chars))
     with pytest.raises(UserError, match="put the meta.pkl of its data beside it"):
         open_model(folder)

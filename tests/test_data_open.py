@@ -95,6 +95,24 @@ def test_the_fingerprint_of_data_changes_with_its_text_however_it_is_kept(words,
     assert not set(before) & set(after)
 
 
+def test_the_fingerprint_of_token_files_without_hashes_sees_their_whole_length(tmp_path):
+    tokens = (np.arange(3_000_000) % 256).astype(np.uint16)
+    tokens[:1000].tofile(tmp_path / "val.bin")
+
+    def fingerprint(tokens):
+        tokens.tofile(tmp_path / "train.bin")
+        return open_data(str(tmp_path), "byte").fingerprint
+
+    first = fingerprint(tokens)
+    assert fingerprint(tokens) == first
+    found = {first, fingerprint(tokens[:-1])}
+    for at in (2000, 2_999_000):  # in the first and in the last of the places that are looked at
+        changed = tokens.copy()
+        changed[at] += 1
+        found.add(fingerprint(changed))
+    assert len(found) == 4
+
+
 def test_a_separator_goes_through_to_every_loader_and_not_to_tokens(tmp_path, cache):
     (tmp_path / "s.txt").write_text("|".join(f"Story {i} of several." for i in range(300)))
     for loader in ("shard", "stream"):

@@ -16,6 +16,7 @@ from tinygpt.measure.memory import (
     activation_bytes,
     available_memory,
     largest_batch,
+    machine_memory,
     measure_memory,
     memory_timeline,
     param_counts,
@@ -291,9 +292,12 @@ def test_a_containers_limit_counts(monkeypatch):
             return files[self.path]
 
     monkeypatch.setattr(module, "Path", Fake)
-    assert available_memory() == 1_000_000
+    monkeypatch.setattr(module.os, "sysconf", {"SC_PHYS_PAGES": 4_000_000, "SC_PAGE_SIZE": 4096}.get)
+    assert machine_memory() == available_memory() == 1_000_000
     files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert available_memory() == 8_192_000_000
+    assert (machine_memory(), available_memory()) == (4_000_000 * 4096, 8_192_000_000)
+    del files["/proc/meminfo"]
+    assert available_memory() == 4_000_000 * 4096
 
 
 @pytest.mark.cuda

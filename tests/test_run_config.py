@@ -7,14 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpt.measure.memory import predict_memory
+from tinygpt.measure.memory import machine_memory, predict_memory
 from tinygpt.run.config import (
     TrainConfig,
     check_memory,
     config_from_dict,
     least_memory,
     load_config,
-    machine_memory,
 )
 from tinygpt.run.presets import preset
 from tinygpt.support import UserError

@@ -18,7 +18,7 @@ from tinygpt.checkpoint import checkpoints, save_checkpoint
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.run.presets import PRESETS, preset
-from tinygpt.run.setup import begin_run, choose_prompt, data_fingerprint, initial_model, last_words
+from tinygpt.run.setup import begin_run, choose_prompt, initial_model, last_words
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import main, train
@@ -261,22 +261,6 @@ def test_a_run_does_not_go_on_with_a_text_that_was_edited(config, words, tmp_pat
     if loader == "stream":
         os.utime(source, (1, 1))
     assert quiet(config, resume=True).finished
-
-
-def test_the_fingerprint_of_token_files_without_hashes_sees_their_tokens(tmp_path, monkeypatch):
-    from tinygpt.data.open import open_data
-
-    monkeypatch.chdir(tmp_path)
-    tokens = (torch.arange(500_000) % 256).to(torch.uint16).numpy()
-    tokens.tofile("train.bin")
-    tokens[:1000].tofile("val.bin")
-    first = data_fingerprint(open_data(".", "byte"))
-    assert data_fingerprint(open_data(".", "byte")) == first
-    tokens[2000] += 1
-    tokens.tofile("train.bin")
-    second = data_fingerprint(open_data(".", "byte"))
-    tokens[:-1].tofile("train.bin")
-    assert len({first, second, data_fingerprint(open_data(".", "byte"))}) == 3
 
 
 def test_a_presets_prompt_that_the_text_lacks_gives_way_to_the_texts_first_words(config, tmp_path):

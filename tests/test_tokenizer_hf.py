@@ -14,8 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tinygpt.data.tokens import Corpus, build_tokenizer, open_token_data, write_token_data
 from tinygpt.support import UserError
-from tinygpt.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer
-from tinygpt.tokenizer_hf import HFTokenizer, byte_spelling, read_hf_tokenizer, read_tokenizer, token_speller
+from tinygpt.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer, byte_spelling
+from tinygpt.tokenizer_hf import HFTokenizer, read_hf_tokenizer, read_tokenizer, token_speller
 
 MAKERS = {"smollm": (smollm_tokenizer, "<|endoftext|>"), "llama": (llama_tokenizer, "</s>")}
 every = pytest.mark.parametrize("name", MAKERS)

@@ -47,10 +47,7 @@ _KINDS[NanoChars.kind] = NanoChars
 def load_nanogpt(
     path: Path,  # a ckpt.pt; beside it, for a model of characters, the meta.pkl of its data
 ) -> tuple[GPT, Tokenizer]:
-    """Model and tokenizer of nanoGPT's checkpoint, on the CPU.
-
-    Its GELU is the exact one and ours GPT-2's tanh form, so the logits differ by some thousandths.
-    """
+    "Model and tokenizer of nanoGPT's checkpoint, on the CPU. Its GELU is the exact one, not GPT-2's tanh form."
     path = Path(path)
     held = read_pickle(path)
     args, state = held.get("model_args"), held.get("model")
@@ -62,7 +59,7 @@ def load_nanogpt(
         tokenizer = NanoChars(tokenizer.chars)
     names = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
     found = {name: args[name] for name in names if name in args}
-    config = GPTConfig.gpt2(**found, vocab_size=args.get("vocab_size", 50257))
+    config = GPTConfig.gpt2(**found, mlp="gelu_exact", vocab_size=args.get("vocab_size", 50257))
     if problems := config.problems():
         raise UserError(f"{path}: its model_args do not work ({'; '.join(problems)}): take another one")
     check_size(config, sum(t.numel() for t in state.values()), path)

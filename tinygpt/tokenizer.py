@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['GPT2_PATTERN', 'SPLIT_PATTERN', 'GPT2_SHA256', 'Vocabulary', 'Tokenizer', 'CharTokenizer', 'ByteTokenizer',
-           'merge_pair', 'merges_to_vocab', 'train_bpe', 'BPETokenizer', 'parse_vocab_bpe', 'gpt2_vocab', 'pad_vocab']
+           'merge_pair', 'merges_to_vocab', 'train_bpe', 'BPETokenizer', 'byte_spelling', 'parse_vocab_bpe',
+           'gpt2_vocab', 'pad_vocab']
 
 # %% ../nbs/02_tokenizer.ipynb #imports
 import hashlib
@@ -344,22 +345,22 @@ class BPETokenizer(Tokenizer):
 _KINDS = {cls.kind: cls for cls in (CharTokenizer, ByteTokenizer, BPETokenizer)}
 
 # %% ../nbs/02_tokenizer.ipynb #parse
+def byte_spelling() -> dict[int, str]:
+    "GPT-2's printable character for each byte: those that print stand for themselves, the others follow."
+    printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    others = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+
+
 def parse_vocab_bpe(
     text: str,  # a version line, then one merge a line: "Ġ t"
 ) -> list[bytes]:
     "The bytes of each id in GPT-2's `vocab.bpe`, which writes each byte as one printable character."
-    # ids 0 to 255: the bytes that print, then the rest
-    printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    order = printable + [b for b in range(256) if b not in printable]
-
-    to_byte = {}  # the character that is written for a byte -> the byte
-    for i, b in enumerate(order):
-        to_byte[chr(b if i < len(printable) else 256 + i - len(printable))] = b
-
-    vocab = [bytes([b]) for b in order]
+    to_byte = {char: bytes([b]) for b, char in byte_spelling().items()}
+    vocab = list(to_byte.values())  # ids 0 to 255: the bytes that print, then the rest
     for line in text.splitlines()[1:]:
         if line:
-            vocab.append(bytes(to_byte[char] for char in line.replace(" ", "")))
+            vocab.append(b"".join(to_byte[char] for char in line.replace(" ", "")))
     return vocab
 
 # %% ../nbs/02_tokenizer.ipynb #find

@@ -59,6 +59,14 @@ def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:
     return CharTokenizer("".join(chars))
 
 
+def _sample(tokens: np.ndarray, places: int = 64, length: int = 16384) -> np.ndarray:
+    "All tokens where there are up to a million; else as many, from places over the whole file."
+    if len(tokens) <= places * length:
+        return tokens[:]
+    starts = np.linspace(0, len(tokens) - length, places).astype(int)
+    return np.concatenate([tokens[at : at + length] for at in starts])
+
+
 def open_nanogpt(
     folder: Path,  # with train.bin and val.bin of uint16, and perhaps meta.pkl, but no meta.json
     # what made the ids, where there is no meta.pkl: "gpt2", "byte", or the path of a saved tokenizer
@@ -79,12 +87,11 @@ def open_nanogpt(
                 "run nanoGPT's prepare.py again"
             )
         arrays[split] = open_split([(path, tokens)], dtype, made_by.n_vocab)
-        # bytes of text: exact up to a million tokens, estimated beyond
-        sample = arrays[split][:1_000_000]
-        size = round(made_by.token_bytes()[sample].sum() * tokens / len(sample))
+        sample = _sample(arrays[split])
+        size = round(made_by.token_bytes()[sample].sum() * tokens / len(sample))  # bytes of text
+        seen = hashlib.sha256(sample.tobytes()).hexdigest()[:16]
         shard = dict(file=path.name, tokens=tokens)
-        begins = hashlib.sha256(sample.tobytes()).hexdigest()[:16]
-        splits[split] = dict(documents=None, bytes=size, fingerprint=begins, shards=[shard])
+        splits[split] = dict(documents=None, bytes=size, fingerprint=seen, shards=[shard])
     meta = dict(
         format=1,
         dtype="<u2",

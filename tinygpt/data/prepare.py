@@ -23,7 +23,6 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from .chunks import Report
 from .documents import Documents, choose_tokenizer, find_documents, hash_place, is_held_out
@@ -42,7 +41,7 @@ from tinygpt.data.tokens import (
     token_dtype,
     write_token_data,
 )
-from ..support import UserError, atomic_path, read_json
+from ..support import UserError, atomic_path, hold_lock, read_json
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/03_data_prepare.ipynb #tokenize
@@ -196,21 +195,10 @@ def check_space(folder: Path, documents: Documents, tokenizer: Tokenizer) -> int
     return total
 
 # %% ../../nbs/more/03_data_prepare.ipynb #lock
-@contextmanager
 def _only_one(folder: Path):
-    "UserError if another process is at work in `folder`."
-    lock = FileLock(f"{folder}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(
-            f"out: another process is at work in {folder}: wait for it, or choose another name"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
+    "A block in which no other process is at work in `folder`. UserError if one is."
+    told = f"out: another process is at work in {folder}: wait for it, or choose another name"
+    return hold_lock(Path(f"{folder}.lock"), lambda: told)
 
 # %% ../../nbs/more/03_data_prepare.ipynb #place
 def check_name(
@@ -388,7 +376,7 @@ def _check_settings(val_fraction: float, shard_tokens: int, workers: int | None)
 
 def _prepare_corpus(corpus: Corpus, out: Path, tokenizer: str, vocab_size: int, progress: bool) -> Report:
     "What fits into memory and is divided already: written at once, under a temporary name until it is whole."
-    check_size(len("".join(corpus.train)), corpus.source)
+    check_size(sum(map(len, corpus.train)), corpus.source)
     made = build_tokenizer(tokenizer, corpus, vocab_size)
     write_token_data(out, corpus, made, progress)
     report = Report()

@@ -17,8 +17,7 @@ from .tasks import TASKS, continuation_losses, encode_pair
 from ..model import GPT
 from ..model_hf import config_to_hf, export_hf
 from ..support import UserError, atomic_path
-from ..tokenizer import Tokenizer
-from ..tokenizer_hf import byte_spelling
+from ..tokenizer import Tokenizer, byte_spelling
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #spelling
 _SPELLING = byte_spelling()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['param_counts', 'state_bytes', 'activation_bytes', 'training_step', 'measure_memory', 'Moment', 'memory_timeline',
-           'predict_memory', 'largest_batch', 'used_memory', 'available_memory']
+           'predict_memory', 'largest_batch', 'used_memory', 'machine_memory', 'available_memory']
 
 # %% ../../nbs/more/07_measure_memory.ipynb #imports
 import os
@@ -345,6 +345,23 @@ def used_memory(
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
+def machine_memory(
+    device: str = "cpu",
+) -> int | None:
+    "Bytes of memory that the device has; None where the system does not tell."
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if kind == "mps":
+        return torch.mps.recommended_max_memory()
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = Path("/sys/fs/cgroup/memory.max")  # a container's limit; "max" means none
+    limit = group.read_text().strip() if group.exists() else ""
+    return min(whole, int(limit)) if limit.isdigit() else whole
+
+
 def available_memory(
     device: str = "cpu",
 ) -> int | None:
@@ -352,14 +369,8 @@ def available_memory(
     kind = torch.device(device).type
     if kind == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    if kind == "mps":
-        return torch.mps.recommended_max_memory()
-    limits = []
-    if Path("/proc/meminfo").exists():
-        limits.append(_proc_bytes("/proc/meminfo", "MemAvailable:"))
-    elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    group = Path("/sys/fs/cgroup/memory.max")
-    if group.exists() and group.read_text().strip().isdigit():  # a container's limit; "max" means none
-        limits.append(int(group.read_text()))
-    return min((limit for limit in limits if limit is not None), default=None)
+    whole = machine_memory(device)
+    if kind == "mps" or not Path("/proc/meminfo").exists():
+        return whole
+    free = _proc_bytes("/proc/meminfo", "MemAvailable:")
+    return min((size for size in (free, whole) if size is not None), default=None)

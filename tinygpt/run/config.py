@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['BOUNDS', 'RunConfig', 'DataConfig', 'OptimConfig', 'EvalConfig', 'SystemConfig', 'type_problems', 'TrainConfig',
-           'least_memory', 'machine_memory', 'check_memory', 'config_from_dict', 'load_config']
+           'least_memory', 'check_memory', 'config_from_dict', 'load_config']
 
 # %% ../../nbs/more/19_run_config.ipynb #imports
 import copy
 import dataclasses
 import math
-import os
 import re
 import reprlib
 import shlex
@@ -25,7 +24,7 @@ import torch
 from ..attention_triton import triton_problem
 from ..data.documents import HUB
 from ..data.tokens import CORPORA
-from ..measure.memory import param_counts, state_bytes
+from ..measure.memory import machine_memory, param_counts, state_bytes
 from ..model import GPTConfig
 from ..precision import choose_policy
 from ..schedule import schedule_problems
@@ -384,22 +383,6 @@ def least_memory(
     kept = 4 * m.n_embd * m.n_layer * tokens
     logits = 4 * m.vocab_size * min(tokens, system.loss_chunk or tokens)
     return weights + state + 16 * rows * m.block_size + kept + logits
-
-
-def machine_memory(
-    device: torch.device,
-) -> int | None:
-    "Bytes of memory that the device has; None where the system does not tell."
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory()
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return None
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    group = Path("/sys/fs/cgroup/memory.max")  # a container's limit; "max" means none
-    limit = group.read_text().strip() if group.exists() else ""
-    return min(whole, int(limit)) if limit.isdigit() else whole
 
 
 def check_memory(

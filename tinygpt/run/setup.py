@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['open_run_data', 'compare_with_compressors', 'initial_model', 'check_vocabulary', 'first_words', 'choose_prompt',
-           'score_splits', 'go_on_command', 'last_words', 'data_fingerprint', 'check_same', 'Run', 'begin_run',
-           'resume_run', 'equip_run', 'open_run', 'take_folder', 'write_config', 'score_run', 'judge_of']
+           'score_splits', 'go_on_command', 'last_words', 'check_same', 'Run', 'begin_run', 'resume_run', 'equip_run',
+           'open_run', 'take_folder', 'write_config', 'score_run', 'judge_of']
 
 # %% ../../nbs/more/19_run_setup.ipynb #imports
 import copy
@@ -208,19 +208,6 @@ def last_words(
     return f"the last good checkpoint is {newest}; go on with: {go_on_command(config.folder)}"
 
 # %% ../../nbs/more/19_run_setup.ipynb #same
-def data_fingerprint(
-    data: TokenData,
-) -> str:
-    "16 hex digits that change when the training text does."
-    if data.meta.get("stream"):
-        return data.train.fingerprint
-    known = [shard.get("sha256") for shard in data.meta["splits"]["train"]["shards"]]
-    if not all(known):  # nanoGPT's files: a look at 64 places
-        starts = np.linspace(0, max(0, len(data.train) - 4096), 64).astype(int).tolist()
-        known = [len(data.train), *(data.train[at : at + 4096].tolist() for at in starts)]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
-
-
 def check_same(
     run: "Run",
     what: str,  # "tokenizer" or "text"
@@ -282,7 +269,7 @@ class Run:
     def state(self) -> dict:
         "What a checkpoint holds besides weights and optimizer. All processes call it together."
         loader, scaler = self.loader.state_dict(), self.scaler.state_dict()
-        data, threads = data_fingerprint(self.data), torch.get_num_threads()
+        data, threads = self.data.fingerprint, torch.get_num_threads()
         own = dict(step=self.step, loader=loader, scaler=scaler, data=data, threads=threads)
         return own | dict(rng=rng_states())
 
@@ -360,7 +347,7 @@ def equip_run(
     share = run.parallel.max_ if world.world_size > 1 else None
     run.scaler = LossScaler(run.policy.device, enabled=run.policy.scaler, reduce=share)
     if saved:
-        check_same(run, "text", saved.get("data"), data_fingerprint(run.data))
+        check_same(run, "text", saved.get("data"), run.data.fingerprint)
         on_all(world, lambda: run.parallel.load_optimizer_state(saved["optimizer"]))
         on_all(world, lambda: _find_place(run.loader, saved["loader"], d.loader))
         run.scaler.load_state_dict(saved["scaler"])
