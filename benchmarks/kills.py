@@ -31,6 +31,7 @@ from tinygpt.data.tokens import sha256_file
 KEPT = ("step", "loss", "grad_norm", "lr", "val_loss", "val_bits_per_byte", "val_tokens")  # no timings
 WAYS = {"single": 1, "ddp": 2, "zero": 2}  # how many processes
 STEPS = 150
+MOST = 15  # kills of one run; then it may go on to its end, and is compared
 
 
 def command(way: str, folder: Path, resume: bool) -> list[str]:
@@ -112,11 +113,12 @@ def disturb(way: str, kills: int, folder: Path, dice: random.Random) -> dict:
     done = runs = 0
     while done < kills:
         place = folder / f"{way}-{runs}"
-        through = False
+        through, here = False, 0
         while not through:
-            patience = dice.uniform(0, 1.5) if done < kills else None
+            patience = dice.uniform(0, 1.5) if done < kills and here < MOST else None
             through, _ = run(way, place, patience)
             done += not through
+            here += not through
             print(f"\r{way}: {done} kills", end="", flush=True)
         weights, lines = outcome(place)
         assert weights == reference[0], f"{place}: other weights, after {done} kills"
