@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
+from bad_input import tree
 from foreign import TEXT, llama_tokenizer, save_folder, smollm
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -87,8 +88,12 @@ def test_a_model_from_elsewhere_is_used_tuned_and_given_back_from_the_command_li
     assert greedy(place, capsys) == open_model(place)[1].decode(new)
 
     # scored: transformers' loss over the same rows, in bits of the bytes of the text
+    before = tree(place)
     assert call(evaluate_main, place, "--data", text, "--device", "cpu") == 0
-    [result] = json.loads((place / "eval.json").read_text())
+    assert tree(place) == before and "eval.json" not in capsys.readouterr().out
+    assert call(evaluate_main, place, "--data", text, "--device", "cpu", "--out", tmp_path / "scores") == 0
+    [result] = json.loads((tmp_path / "scores/eval.json").read_text())
+    assert tree(place) == before and result["checkpoint"] == "smol"
     ids = torch.tensor([0, *AutoTokenizer.from_pretrained(place)(TEXT * 3)["input_ids"]])
     nats = 0.0
     for start in range(0, len(ids) - 1, 64):
