@@ -9,6 +9,7 @@ __all__ = ['Options', 'main']
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -37,6 +38,8 @@ class Options:
     """of a task: only the first so many questions"""
     max_tokens: int | None = None
     """of a text: about so many tokens, spread over it"""
+    out: str = ""
+    """folder to write eval.json into (empty: that of the run; a model that is no run is left as it is)"""
     device: str = "auto"
     """auto, cpu, cuda or mps"""
 
@@ -63,7 +66,10 @@ def main(argv: list[str]) -> None:
         line = text_line(result)
     if world.is_main:
         print(line)
-        print(f"written to {save_result(checkpoint, result)}")
+        is_ours = (checkpoint / "manifest.json").exists()  # nothing is written into others' folders
+        if options.out or is_ours:
+            path = save_result(Path(options.out or checkpoint), {"checkpoint": checkpoint.name, **result})
+            print(f"written to {path}")
     close_world()
 
 

@@ -34,15 +34,14 @@ class RunLog:
         show=print,  # where the text lines go besides the file; a progress bar's `write` keeps them apart
         sinks=(),  # (write, close) pairs: write(values) gets each line of metrics; see `metric_sinks`
     ):
-        self.show, self.sinks, self.lost = show, sinks, set()
+        self.folder, self.show, self.sinks, self.lost = folder, show, sinks, set()
         self.metrics = self.text = None
         self.judged = []  # what a resumed run finds judged at its first step
         if folder:
             metrics, text = Path(folder) / "metrics.jsonl", Path(folder) / "log.txt"
             self.judged = self.spare("metrics.jsonl", _keep_until, metrics, from_step) or []
-            how = dict(encoding="utf-8", newline="\n", errors="backslashreplace")
-            self.metrics = self.spare("metrics.jsonl", open, metrics, "a", **how)
-            self.text = self.spare("log.txt", open, text, "a" if from_step else "w", **how)
+            self.metrics = self.spare("metrics.jsonl", _open_log, metrics)
+            self.text = self.spare("log.txt", _open_log, text, "a+" if from_step else "w+")
 
     def spare(
         self,
@@ -89,6 +88,20 @@ class RunLog:
         if file:
             self.spare(what, write)
 
+    def follow(self):
+        "The folder was moved or deleted, and made again: go on in there, behind a copy of all lines so far."
+        self.metrics = self._reopened("metrics.jsonl", self.metrics)
+        self.text = self._reopened("log.txt", self.text)
+
+    def _reopened(self, what: str, file):
+        def copy():
+            file.seek(0)  # it can be read wherever it is, also deleted
+            with file, atomic_path(self.folder / what) as tmp:
+                tmp.write_text(file.read(), **_TEXT)
+            return _open_log(self.folder / what)
+
+        return self.spare(what, copy) if file else None
+
     def to_disk(self):
         "Wait until the metrics written so far are on the disk: a checkpoint that counts on them comes next."
         if self.metrics:
@@ -101,6 +114,13 @@ class RunLog:
                     file.close()
         for number, (_, close) in enumerate(self.sinks):
             self.spare(f"sink {number} of the metrics", close)
+
+
+_TEXT = dict(encoding="utf-8", newline="\n", errors="backslashreplace")
+
+
+def _open_log(path: Path, mode: str = "a+"):
+    return open(path, mode, **_TEXT)
 
 
 def _keep_until(path: Path, from_step: int) -> list[str]:
