@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from datetime import date
 from pathlib import Path
@@ -196,7 +195,8 @@ def main():
                         file.write(json.dumps(result) + "\n")
             runs.append(result)
             print(json.dumps(result), flush=True)
-        command = "python " + " ".join(["benchmarks/optimizers.py", *sys.argv[1:]])
+        flags = [f"--threads {args.threads}"] if args.threads else []
+        command = " ".join(["python benchmarks/optimizers.py", *flags, "--save", part])
         result = dict(command=command, machine=machine(), date=date.today().isoformat(), runs=runs)
         if args.save:
             write(part, result)
