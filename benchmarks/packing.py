@@ -15,18 +15,13 @@ they are chosen on one seed, and the ways are compared on others. Chapter 03 dra
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import sys
 import time
 from bisect import bisect_left, insort
-from datetime import date
-from pathlib import Path
 
 import numpy as np
 import torch
+from data_machine import save
 from document_mask import MaskedAttention, losses, pack_alone, same_document
 
 from tinygpt.accumulate import train_step
@@ -35,7 +30,6 @@ from tinygpt.data.pack import pack_best_fit
 from tinygpt.data.tokens import load_corpus
 from tinygpt.data.windows import RandomLoader, ShardLoader
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.run.report import cpu_name
 from tinygpt.schedule import make_schedule
 from tinygpt.tokenizer import BPETokenizer
 
@@ -211,11 +205,6 @@ def paragraphs(documents: list[str], least: int = 40, most: int = 600) -> list[s
     return [line for line in lines if least <= len(line) <= most]
 
 
-def machine() -> str:
-    hardware = f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    return f"{hardware}, Python {platform.python_version()}, torch {torch.__version__}"
-
-
 def parse() -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
@@ -270,12 +259,7 @@ def main():
         packing_scarce=compare(config, SCARCE, few, val_short, eot, "alone", args, packing),
     )
     if args.save:
-        command = "python " + " ".join(["benchmarks/packing.py", *sys.argv[1:]])
-        record = dict(command=command, machine=machine(), date=date.today().isoformat(), **about, **results)
-        path = Path(__file__).parent / "results" / "packing.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"written: {path}")
+        save("packing", dict(threads=torch.get_num_threads(), **about, **results))
 
 
 if __name__ == "__main__":
