@@ -44,14 +44,14 @@ KINDS = {
 
 
 def settings(part: str) -> list[dict]:
-    "What a part runs: one dictionary a run, without its seed."
+    "What a part of the grid runs: one dictionary a run, without its seed."
     small = dict(model="chapter 10", warmup=0.1, schedule="cosine")
     if part == "optimizers":
-        rates = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+        rates = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
         names = ("SGD with momentum", "Adam", "AdamW")
         return [small | dict(optimizer=name, lr=lr) for name in names for lr in rates]
     if part == "decay":
-        grid = itertools.product((FRESH, REPEATED), DECAYS, (0.003, 0.01))
+        grid = itertools.product((FRESH, REPEATED), DECAYS, (0.001, 0.003, 0.01))
         return [small | dict(optimizer="AdamW", text=n, decay=decay, lr=lr) for n, decay, lr in grid]
     if part == "kinds":
         grid = itertools.product(((FRESH, 0.1), (REPEATED, 0.1), (REPEATED, 1.0)), KINDS)
@@ -61,7 +61,7 @@ def settings(part: str) -> list[dict]:
     rates = (0.001, 0.002, 0.004, 0.008, 0.016)
     part_of_run = {"long": 1, "short": 70 / 300}[part]
     ways = [("constant", 0.0), ("constant", 0.1), ("constant", 0.3)]
-    ways += [("cosine", 0.0), ("cosine", 0.1), ("trapezoid", 0.1)]
+    ways += [("cosine", 0.0), ("cosine", 0.1), ("trapezoid", 0.0), ("trapezoid", 0.1)]
     if part == "long":  # the two that matter least take minutes
         ways = [way for way in ways if way not in (("constant", 0.3), ("cosine", 0.0))]
     return [
@@ -70,7 +70,28 @@ def settings(part: str) -> list[dict]:
     ]
 
 
-PARTS = ("optimizers", "decay", "kinds", "short", "long")
+def best_rates(part: str) -> list[dict]:
+    "The settings of a recorded part, of each way of schedule the one with the best rate."
+    losses = {}
+    for run in json.loads(RESULT.read_text())[part]["runs"]:
+        losses.setdefault((run["schedule"], run["warmup"], run["lr"]), []).append(run["loss"])
+    found = []
+    for s in settings(part):
+        way = s["schedule"], s["warmup"]
+        means = {key[2]: statistics.mean(losses[key]) for key in losses if key[:2] == way}
+        if s["lr"] == min(means, key=means.get):
+            found.append(s)
+    return found
+
+
+def with_seeds(part: str, seeds: int) -> list[dict]:
+    "What a part runs, seed by seed."
+    if part == "compare":  # the long runs, each way at its best rate, on seeds that chose no rate
+        return [s | dict(seed=10 + i) for s in best_rates("long") for i in range(seeds + 2)]
+    return [s | dict(seed=seed) for s in settings(part) for seed in range(seeds)]
+
+
+PARTS = ("optimizers", "decay", "kinds", "short", "long", "compare")
 
 
 def make_model(name: str, vocab_size: int) -> GPT:
@@ -185,8 +206,8 @@ def main():
         done = [json.loads(line) for line in args.log.read_text().splitlines()]
     for part in args.parts or PARTS:
         runs = []
-        for s, seed in itertools.product(settings(part), range(args.seeds)):
-            asked = s | dict(seed=seed, steps=steps_of(s, args.steps))
+        for s in with_seeds(part, args.seeds):
+            asked = s | dict(steps=steps_of(s, args.steps))
             result = next((r for r in done if asked.items() <= r.items()), None)
             if result is None:
                 result = run(asked, train, val, data.tokenizer.n_vocab)
