@@ -65,13 +65,14 @@ def run(way: str, folder: Path, patience: float | None) -> tuple[bool, str]:
         env=environment,
         start_new_session=True,
     )
-    said = []
+    said, begun = [], []
     ready = threading.Event()
 
     def listen():
         for line in process.stdout:
             said.append(line)
-            if line.startswith("device") or "resumed from" in line:
+            if "device " in line or "resumed from" in line:  # behind the bar of progress
+                begun.append(line)
                 ready.set()
         ready.set()
 
@@ -87,7 +88,7 @@ def run(way: str, folder: Path, patience: float | None) -> tuple[bool, str]:
     status = process.wait()
     listener.join()
     text = "".join(said)
-    if status not in (0, -signal.SIGKILL):
+    if status not in (0, -signal.SIGKILL) or not begun:
         raise RuntimeError(f"the run ended with {status}: {text[-2000:]}")
     return status == 0, text
 
@@ -116,13 +117,14 @@ def disturb(way: str, kills: int, folder: Path, dice: random.Random) -> dict:
             patience = dice.uniform(0, 1.5) if done < kills else None
             through, _ = run(way, place, patience)
             done += not through
+            print(f"\r{way}: {done} kills", end="", flush=True)
         weights, lines = outcome(place)
         assert weights == reference[0], f"{place}: other weights, after {done} kills"
         differ = [pair for pair in zip(lines, reference[1]) if pair[0] != pair[1]]
         problem = f"{place}: {len(lines)} lines of metrics and not {len(reference[1])}, first {differ[:1]}"
         assert lines == reference[1], problem
         runs += 1
-        print(f"{way}: {done} kills, {runs} runs came through alike", flush=True)
+        print(f"\r{way}: {done} kills, {runs} runs came through alike", flush=True)
     return dict(processes=WAYS[way], kills=done, runs=runs, seconds_undisturbed=round(seconds, 1))
 
 
