@@ -66,6 +66,8 @@ def test_the_command_prints_a_line_and_keeps_each_result_once(run, model, capsys
         ("--data no/such/file", "no/such/file is neither a corpus"),
         ("--batch-size 0", "batch_size = 0"),
         ("--limit 0", "limit = 0: choose a number from 1 on"),
+        ("--task lambada --few-shot -1", "few_shot = -1: choose a number from 0 on"),
+        ("--few-shot 2 --data val.txt", "few_shot = 2: choose a number from 0 on, with a --task"),
         ("--task storycloze", "storycloze is given out by its authors on request"),
         ("--device tpu", "device = tpu is not known"),
         ("--tasks lambada", "--tasks is not a setting: did you mean --task?"),
@@ -100,3 +102,15 @@ def test_the_command_scores_a_task_and_writes_it_beside_the_published_numbers(ru
     assert saved["acc_norm"] == again["acc_norm"] and saved["acc_norm_95"] == again["acc_norm_95"]
     assert saved["n"] == 6
     assert task_line(again) in out
+
+
+def test_results_with_and_without_examples_stand_side_by_side(run, tmp_path, capsys):
+    data = tmp_path / "h.jsonl"
+    rows = [SWAG | {"label": i % 4, "ctx_a": f"A man is on roof {i}."} for i in range(5)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for flags in ([], ["--few-shot", 2], ["--few-shot", 2]):
+        assert call(run, "--task", "hellaswag", "--data", data, *flags) == 0
+    assert "n = 5, 2-shot" in capsys.readouterr().out
+    assert [r.get("few_shot") for r in json.loads((run / "eval.json").read_text())] == [None, 2]
+    assert call(run, "--task", "hellaswag", "--data", data, "--few-shot", 5) == 2
+    assert "few-shot examples: 6 questions are needed" in capsys.readouterr().err

@@ -33,6 +33,10 @@ class Options:
     """text: sotu, a file, a folder or token files (empty: sotu); task: jsonl, csv or parquet (empty: hub)"""
     batch_size: int = 16
     """rows per forward; the number does not depend on it"""
+    few_shot: int = 0
+    """of a task: so many solved examples before each question"""
+    examples: str = ""
+    """of a task: the file from which examples are drawn; empty: from the other questions"""
     limit: int | None = None
     """of a task: only the first so many questions"""
     max_tokens: int | None = None
@@ -49,6 +53,9 @@ def main(argv: list[str]) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"{name} = {value}: choose a number from 1 on")
+    if options.few_shot < 0 or (options.few_shot and not options.task):
+        told = "choose a number from 0 on, with a --task"
+        raise UserError(f"few_shot = {options.few_shot}: {told}")
     if "WORLD_SIZE" in os.environ:
         world = init_world(options.device, timeout=600)
     else:
@@ -56,7 +63,8 @@ def main(argv: list[str]) -> None:
     model, tokenizer, checkpoint = open_model(options.run, world.device)
     data, batch_size = options.data, options.batch_size
     if options.task:
-        result = evaluate_task(model, tokenizer, options.task, data, options.limit, batch_size, world)
+        few = dict(shots=options.few_shot, examples=options.examples)
+        result = evaluate_task(model, tokenizer, options.task, data, options.limit, batch_size, world, **few)
         line = task_line(result)
     else:
         result = evaluate_text(model, tokenizer, data or "sotu", batch_size, options.max_tokens, world)

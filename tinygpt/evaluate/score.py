@@ -346,7 +346,8 @@ def save_result(
     result = {"checkpoint": checkpoint.name, **result, "torch": torch.__version__}
 
     def question(r: dict) -> list:
-        return [r.get(key) for key in ("checkpoint", "task", "data", "max_tokens", "limit")]
+        keys = ("checkpoint", "task", "data", "max_tokens", "limit", "few_shot", "examples")
+        return [r.get(key) or None for key in keys]
 
     try:
         old = read_json(path, list) if path.exists() else []

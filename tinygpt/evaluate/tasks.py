@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['TASKS', 'encode_pair', 'pair_windows', 'continuation_losses', 'Item', 'hellaswag_item', 'storycloze_item',
-           'lambada_item', 'read_rows', 'Task', 'load_items', 'wilson_interval', 'score_items', 'evaluate_task',
-           'task_line']
+           'lambada_item', 'read_rows', 'Task', 'load_items', 'few_shot', 'wilson_interval', 'centered_accuracy',
+           'mean_centered_accuracy', 'score_items', 'evaluate_task', 'task_line', 'exact_match', 'pass_at_k',
+           'score_completions']
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #imports
 import csv
@@ -13,10 +14,11 @@ import gzip
 import io
 import json
 import math
+import random
 import re
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -310,6 +312,41 @@ def _checked_item(task: str, place: str, row: dict) -> Item:
         )
     return item
 
+# %% ../../nbs/more/17_evaluate_tasks.ipynb #few-shot
+def few_shot(
+    items: list[Item],
+    k: int,  # examples before each question
+    pool: list[Item]
+    | None = None,  # where they are drawn from; None: from `items`, but never the item itself
+    seed: int = 1234,  # of the draws; lm-evaluation-harness has the same
+) -> list[Item]:
+    """The items, each with `k` solved examples before its context, a blank line between them.
+
+    The draws are those of lm-evaluation-harness (`num_fewshot`). UserError where the pool is too small.
+    """
+    if k == 0:
+        return list(items)
+    source = items if pool is None else pool
+    extra = pool is None  # one more is drawn, because one may be the question itself
+    rng = random.Random(seed)
+    shown = []
+    for item in items:
+        _enough(source, k + extra)
+        examples = [e for e in rng.sample(source, k + extra) if e != item][:k]
+        if len(examples) < k:  # the question was drawn, and nothing is left to take its place
+            others = [e for e in source if e != item]
+            _enough(others, k)
+            examples = rng.sample(others, k)
+        solved = [example.context + example.options[example.label] for example in examples]
+        shown.append(replace(item, context="\n\n".join([*solved, item.context])))
+    return shown
+
+
+def _enough(source: list, k: int):
+    if len(source) < k:
+        found = f"{len(source)} to draw them from"
+        raise UserError(f"few-shot examples: {k} questions are needed, there are {found}: ask for fewer")
+
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #wilson
 def wilson_interval(
     right: int,
@@ -324,6 +361,37 @@ def wilson_interval(
     half = math.sqrt(p * (1 - p) * slack + slack * slack / 4) / (1 + slack)
     return max(0.0, centre - half), min(1.0, centre + half)
 
+# %% ../../nbs/more/17_evaluate_tasks.ipynb #centred
+def centered_accuracy(
+    accuracy: float,
+    chance: float,  # the accuracy of guessing: 1 / options; 0 where an answer has to be written
+) -> float:
+    "0 for guessing, 1 for all right; below 0 where guessing is better (DCLM, Li et al. 2024, section 3.5)."
+    return (accuracy - chance) / (1 - chance)
+
+
+def mean_centered_accuracy(
+    tasks: list[tuple[int, int, float]],  # of each task: right answers, questions, chance
+    level: float = 0.95,
+) -> tuple[float, float, float]:
+    """(mean of the tasks' centred accuracies, low, high), each task with the same weight.
+
+    The interval is about other questions of the same tasks, not about other tasks: Wilson's of each task,
+    joined by the rule of Zou and Donner (2008, Statistics in Medicine 27).
+    """
+    parts = []
+    for right, n, chance in tasks:
+        ends = (right / n, *wilson_interval(right, n, level))
+        parts.append([centered_accuracy(p, chance) for p in ends])
+    middle, low, high = np.array(parts).T
+    mean, below, above = middle.mean(), middle - low, high - middle
+    return tuple(float(mean + side) for side in (0, -_root(below), _root(above)))
+
+
+def _root(distances: np.ndarray) -> float:
+    "What the mean moves by when each part moves by its distance, independently."
+    return math.sqrt((distances**2).sum()) / len(distances)
+
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #score
 def score_items(
     model: GPT,
@@ -336,7 +404,7 @@ def score_items(
 
     Several options: acc by summed loss, acc_norm by loss per character, as in lm-evaluation-harness.
     One option: acc (greedy decoding writes it), sampled (expected share where the tokens are drawn),
-    perplexity of the whole continuation.
+    perplexity of the whole continuation. `cut` questions did not fit into the model's context.
     """
     world = world or World()
     pairs = [encode_pair(tokenizer, item.context, option) for item in items for option in item.options]
@@ -358,7 +426,9 @@ def score_items(
         # without the space
         characters = np.array([[len(option) - 1 for option in item.options] for item in items])
         right = {"acc": losses.argmin(1) == labels, "acc_norm": (losses / characters).argmin(1) == labels}
-    result = {"n": len(items), "options": k}
+    room = model.config.block_size + 1
+    long = np.array([len(before) + len(after) > room for before, after in pairs]).reshape(-1, k)
+    result = {"n": len(items), "options": k, "cut": int(long.any(1).sum())}
     for name, hits in right.items():
         result[name] = float(hits.mean())
         result[f"{name}_95"] = list(wilson_interval(int(hits.sum()), len(items)))
@@ -373,10 +443,17 @@ def evaluate_task(
     limit: int | None = None,
     batch_size: int = 16,
     world: World | None = None,
+    shots: int = 0,  # solved examples before each question
+    examples: str = "",  # the file they are drawn from, see `read_rows`; empty: the questions of the task
 ) -> dict:
     "The scores of a task, with what was published beside them."
-    scores = score_items(model, tokenizer, load_items(task, data, limit), batch_size, world)
+    all_of_them = shots and not examples  # with a limit, examples still come from the whole file
+    items = load_items(task, data, None if all_of_them else limit)
+    pool = load_items(task, examples) if shots and examples else None
+    items = few_shot(items, shots, pool)[:limit]
+    scores = score_items(model, tokenizer, items, batch_size, world)
     asked = {"task": task, "data": data or TASKS[task].hub, "limit": limit}
+    asked |= {"few_shot": shots, "examples": examples} if shots else {}
     return {**asked, **scores, "published": TASKS[task].published}
 
 
@@ -389,6 +466,8 @@ def task_line(
         share, low, high = (100 * value for value in (result[name], *result[f"{name}_95"]))
         return f"{name} {share:.1f} % [{low:.1f}, {high:.1f}]"
 
+    shots = f", {result['few_shot']}-shot" if result.get("few_shot") else ""
+    cut = f", {result['cut']} cut to fit" if result.get("cut") else ""
     first = TASKS[result["task"]].metric
     parts = [show(first)]
     parts += [show(name) for name in ("acc", "acc_norm") if name in result and name != first]
@@ -397,4 +476,50 @@ def task_line(
         parts.append(f"sampled {100 * result['sampled']:.1f} %")
         parts.append(f"perplexity {result['perplexity']:.2f} [{low:.2f}, {high:.2f}]")
     published = ", ".join(f"{name} {value:.1f} %" for name, value in result["published"].items())
-    return f"{result['task']}: {', '.join(parts)}; n = {result['n']} | {published}"
+    return f"{result['task']}: {', '.join(parts)}; n = {result['n']}{shots}{cut} | {published}"
+
+# %% ../../nbs/more/17_evaluate_tasks.ipynb #written
+def exact_match(
+    written: str,
+    answer: str,
+    until: tuple[str, ...] = ("\n",),  # stop strings: the first of them ends what was written
+) -> bool:
+    "Whether what was written up to a stop string is the answer; spaces at the ends do not count."
+    ends = [at for stop in until if (at := written.find(stop)) >= 0]
+    return written[: min(ends, default=len(written))].strip() == answer.strip()
+
+
+def pass_at_k(
+    n: int,  # texts drawn
+    c: int,  # of them right
+    k: int,  # 1 .. n
+) -> float:
+    """How likely at least one of `k` texts is right, from `c` of `n`; right in the mean for every n >= k.
+
+    Chen et al. 2021, section 2.1 (arXiv 2107.03374). UserError where k or c is out of range.
+    """
+    if not (1 <= k <= n and 0 <= c <= n):
+        raise UserError(f"pass@{k} of {c} right texts in {n}: k goes from 1 to n, and c from 0 to n")
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def score_completions(
+    questions: list[tuple[str, str]],  # (prompt, answer)
+    complete: Callable[[str], str],  # prompt -> what the model writes after it; drawn anew at each call
+    n: int = 1,  # texts for each question
+    ks: tuple[int, ...] = (1,),  # pass@k for these; with n = 1, pass@1 is the share of exact matches
+    until: tuple[str, ...] = ("\n",),  # see `exact_match`
+) -> dict:
+    "pass@k over the questions, with 95 % intervals; the right texts of each question under `right`."
+    right = []
+    for prompt, answer in questions:
+        right.append(sum(exact_match(complete(prompt), answer, until) for _ in range(n)))
+    result = {"questions": len(questions), "n": n, "right": right}
+    for k in ks:
+        each = np.array([pass_at_k(n, c, k) for c in right])
+        result[f"pass@{k}"] = float(each.mean())
+        if n == 1:
+            result["pass@1_95"] = list(wilson_interval(sum(right), len(right)))
+        elif len(right) > 1:
+            result[f"pass@{k}_95"] = list(ratio_interval(each, np.ones(len(each)))[1:])
+    return result
