@@ -2,7 +2,7 @@
 
     python benchmarks/readings.py                     # prints; about six minutes on one core
     python benchmarks/readings.py --save --seeds 3    # and writes results/readings.json, for chapter 17
-    python benchmarks/readings.py --runs FOLDER       # keeps the weights there, and takes those that are there
+    python benchmarks/readings.py --runs FOLDER       # keeps the weights there; takes those that are there
 
 The preset `laptop`. Whenever the bits per byte on a few held-out rows first fall below a target, the weights
 are kept. Then each of them is judged on the same rows, a quarter of the held-out addresses; writes on from
@@ -12,16 +12,15 @@ questions, which are made from the held-out addresses, with no and with a few ex
 
 import argparse
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
 from data_machine import save
 
-from tinygpt.data.tokens import load_corpus
+from tinygpt.data.tokens import load_corpus, prepare
 from tinygpt.evaluate.score import eval_rows, evaluate, row_documents, score_rows
-from tinygpt.evaluate.tasks import Item, continuation_losses, encode_pair, few_shot, score_items
+from tinygpt.evaluate.tasks import Item, continuation_losses, encode_pair, few_shot
 from tinygpt.generate.sample import stream_text
 from tinygpt.model import GPT
 from tinygpt.run.loop import Stepper
@@ -44,12 +43,12 @@ def train_and_keep(seed: int, folder: Path):
     run = open_run(config, overwrite=True)
     stepper = Stepper(run)
     waiting = list(TARGETS)
+    token_bytes = run.data.tokenizer.token_bytes()
     keep(run, folder, seed)
     while not run.finished:
         stepper(*next(run.loader))
         run.step += 1
         if run.step % (10 if run.step < 200 else 40) == 0:
-            token_bytes = run.data.tokenizer.token_bytes()
             bits = evaluate(run.model, run.data.val, token_bytes, max_tokens=8000).bits_per_byte
             print(f"seed {seed} step {run.step}: {bits:.3f}", flush=True)
             if waiting and bits <= waiting[0]:
@@ -71,7 +70,9 @@ def endings(texts: list[list[str]], n: int, seed: int) -> list[Item]:
         at = [int(rng.integers(20, len(w) - 5)) for w in words]
         order = rng.permutation(4)
         options = [" " + " ".join(words[j][at[j] : at[j] + 5]) for j in order]
-        items.append(Item(" ".join(words[0][at[0] - 20 : at[0]]), options, int(np.flatnonzero(order == 0)[0])))
+        items.append(
+            Item(" ".join(words[0][at[0] - 20 : at[0]]), options, int(np.flatnonzero(order == 0)[0]))
+        )
     return items
 
 
@@ -107,18 +108,22 @@ def tasks() -> dict[str, list[Item]]:
     return {name: make(texts, QUESTIONS, seed) for seed, (name, make) in enumerate(made.items())}
 
 
-def hits(model: GPT, tokenizer, items: list[Item]) -> list[int]:
-    "1 for each question answered rightly: per character where there are options, else by greedy decoding."
+def answers_of(model: GPT, tokenizer, items: list[Item]) -> dict:
+    """Which questions were answered rightly, as a string of 0 and 1, and how many did not fit.
+
+    By the loss per character where there are options, else by greedy decoding.
+    """
     pairs = [encode_pair(tokenizer, item.context, option) for item in items for option in item.options]
     nats, greedy = continuation_losses(model, pairs, batch_size=64)
-    if len(items[0].options) == 1:
-        return [int(g) for g in greedy]
     sizes = np.array([[len(option) - 1 for option in item.options] for item in items])
     chosen = (nats.reshape(sizes.shape) / sizes).argmin(1)
-    return [int(c == item.label) for c, item in zip(chosen, items)]
+    right = chosen == [item.label for item in items] if sizes.shape[1] > 1 else greedy
+    long = np.array([len(before) + len(after) > model.config.block_size + 1 for before, after in pairs])
+    cut = long.reshape(sizes.shape).any(1)
+    return dict(right="".join("01"[int(r)] for r in right), cut=int(cut.sum()))
 
 
-def look(model: GPT, data, seed: int, step: int, every: dict[str, list[Item]], shots: tuple) -> dict:
+def look(model: GPT, data, every: dict[str, list[Item]], shots: tuple) -> dict:
     "All that is kept of one set of weights."
     block = model.config.block_size
     rows = eval_rows(data.val, block, EVAL_TOKENS)
@@ -130,23 +135,16 @@ def look(model: GPT, data, seed: int, step: int, every: dict[str, list[Item]], s
         [p + "".join(stream_text(model, data.tokenizer, p, 60, seed=s, **drawn)) for s in range(2)]
         for p in PROMPTS
     ]
-    answers = {
-        name: {str(k): hits(model, data.tokenizer, few_shot(items, k)) for k in shots}
-        for name, items in every.items()
-    }
-    bits = nats.sum() / np.log(2) / sizes.sum()
-    print(f"seed {seed} step {step}: {bits:.3f} bits per byte; {samples[0][0]!r}", flush=True)
-    for name, found in answers.items():
-        print(f"    {name}: " + ", ".join(f"{k} examples {np.mean(h):.1%}" for k, h in found.items()), flush=True)
+    answers = {}
+    for name, items in every.items():
+        answers[name] = {str(k): answers_of(model, data.tokenizer, few_shot(items, k)) for k in shots}
     return dict(
-        seed=seed,
-        step=step,
-        bits_per_byte=round(float(bits), 4),
+        bits_per_byte=round(float(nats.sum() / np.log(2) / sizes.sum()), 4),
         nats=[round(value, 2) for value in nats],
         targets=[int(value) for value in targets],
         bytes=[int(value) for value in sizes],
         samples=samples,
-        answers={name: {k: "".join(map(str, h)) for k, h in found.items()} for name, found in answers.items()},
+        answers=answers,
     )
 
 
@@ -155,6 +153,37 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--runs", help="where the weights are kept; empty: nowhere")
+    parser.add_argument("--runs", help="a folder to keep the weights in")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    torch.set_num_threads(1)
+    config = preset("laptop")
+    data = prepare("sotu", vocab_size=config.model.vocab_size)
+    every, looks = tasks(), []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(args.runs or temporary)
+        for seed in range(args.seeds):
+            if not (folder / f"seed-{seed}-step-{config.optim.max_steps:04d}.pt").exists():
+                train_and_keep(seed, folder)
+            for path in sorted(folder.glob(f"seed-{seed}-step-*.pt")):
+                model = GPT(config.model)
+                model.load_state_dict(torch.load(path))
+                step = int(path.stem.rpartition("-")[2])
+                last = step == config.optim.max_steps
+                found = look(model.eval(), data, every, SHOTS if last else (0,))
+                looks.append(dict(seed=seed, step=step, **found))
+                show(looks[-1])
+    if args.save:
+        save("readings", dict(eval_tokens=EVAL_TOKENS, questions=QUESTIONS, prompts=PROMPTS, looks=looks))
+
+
+def show(found: dict):
+    print(f"seed {found['seed']} step {found['step']}: {found['bits_per_byte']:.3f} bits per byte")
+    print("   ", repr(found["samples"][0][0]))
+    for name, answers in found["answers"].items():
+        shares = [f"{k} examples {a['right'].count('1') / QUESTIONS:.1%}" for k, a in answers.items()]
+        print(f"    {name}: " + ", ".join(shares), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TASKS', 'encode_pair', 'pair_windows', 'continuation_losses', 'Item', 'hellaswag_item', 'storycloze_item',
            'lambada_item', 'read_rows', 'Task', 'load_items', 'few_shot', 'wilson_interval', 'centered_accuracy',
-           'mean_centered_accuracy', 'score_items', 'evaluate_task', 'task_line', 'exact_match', 'pass_at_k',
-           'score_completions']
+           'mean_centered_accuracy', 'check_finite', 'score_items', 'evaluate_task', 'task_line', 'exact_match',
+           'pass_at_k', 'score_completions']
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #imports
 import csv
@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from ..data.documents import find_documents
 from ..ddp.world import World
-from .score import check_finite, ratio_interval
+from .score import ratio_interval
 from ..model import GPT
 from ..support import UserError
 from ..tokenizer import Tokenizer
@@ -391,6 +391,14 @@ def mean_centered_accuracy(
 def _root(distances: np.ndarray) -> float:
     "What the mean moves by when each part moves by its distance, independently."
     return math.sqrt((distances**2).sum()) / len(distances)
+
+# %% ../../nbs/more/17_evaluate_tasks.ipynb #finite
+def check_finite(
+    nats: float,  # a sum of losses
+) -> None:
+    "UserError where the loss is NaN or infinite: such a result says nothing."
+    if not math.isfinite(nats):
+        raise UserError("the model's loss is not finite: its training diverged, take an earlier checkpoint")
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #score
 def score_items(
