@@ -59,7 +59,7 @@ class Reader(NextLogits):
             n = min(self.read.shape[1], ids.shape[1] - last)  # the last columns have to run
             shared = (self.read[:, :n] == ids[:, :n]).long().cumprod(-1).sum().item()
             self.rewind(ids, shared)
-        self.read = ids
+        self.read = ids.clone()
         return super().__call__(ids, last)
 
     def rewind(
