@@ -1,6 +1,6 @@
 """What makes a decode step faster on this CPU? Fewer bytes, compiled code, several tokens in one pass.
 
-    python benchmarks/decoding.py             # prints; about four minutes on one core
+    python benchmarks/decoding.py             # prints; about six minutes on one core
     python benchmarks/decoding.py --save      # and writes results/decoding.json, which chapter 18 shows
 
 A GPT of 6 layers and 768 wide (random weights: speed does not depend on their values), one thread, CPU time.
@@ -12,7 +12,7 @@ The ways take turns, and a ratio is the median over the turns of a decode step's
 - compiled: torch.compile of the model, with the cache, in float32 and with the int8 layers
 
 Then the cost of one pass over 1 to 9 tokens: what speculative decoding pays for checking proposals. And the
-cost of a step of smaller models, as drafts.
+cost of a step of smaller models, as drafts. And what a compiled step costs as the room in the cache grows.
 """
 
 import argparse
@@ -145,6 +145,25 @@ def draft_cost(model: GPT, turns: int) -> dict:
     return {name: spread(a / b for a, b in zip(v, seconds["model"])) for name, v in seconds.items()}
 
 
+def room_cost(turns: int) -> dict:
+    "A compiled step against an eager one, by the room in the cache: is it the cache that is copied?"
+    out = {}
+    for room in (128, 512, 2048):
+        torch._dynamo.reset()
+        shape = SHAPE | dict(n_layer=2, n_head=4, n_embd=256, block_size=room)
+        model = GPT(GPTConfig.gpt2(**shape)).eval()
+        eager, compiled = Decoding(model, rows=4), Decoding(model, torch.compile(model), rows=4)
+        for _ in range(4):
+            compiled.step()
+        pairs = [(eager.step(), compiled.step()) for _ in range(3 * turns)]
+        ms = {
+            name: spread(1e3 * v for v in column) for name, column in zip(("eager", "compiled"), zip(*pairs))
+        }
+        out[str(room)] = dict(cache_bytes=eager.cache.k.nbytes + eager.cache.v.nbytes, ms=ms)
+        print("room", room, out[str(room)], flush=True)
+    return out
+
+
 @torch.no_grad()
 def main():
     parser = argparse.ArgumentParser(
@@ -163,9 +182,11 @@ def main():
     }
     steps = {str(rows): against_float32(model, rows, args.turns) for rows in (1, 16)}
     cost, drafts = pass_cost(model, args.turns), draft_cost(model, args.turns)
+    rooms = room_cost(args.turns)
     print("bytes", sizes, "passes", cost, "drafts", drafts, sep="\n")
     if args.save:
         result = dict(shape=SHAPE, turns=args.turns, bytes=sizes, steps=steps, passes=cost, drafts=drafts)
+        result["rooms"] = rooms
         save("decoding", result)
 
 
