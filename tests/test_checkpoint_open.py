@@ -21,7 +21,8 @@ from tinygpt.checkpoint_open import NanoChars, find_model, keep_tokenizer, load_
 from tinygpt.evaluate.__main__ import main as evaluate_main
 from tinygpt.export.__main__ import main as export_main
 from tinygpt.generate.__main__ import main as generate_main
-from tinygpt.generate.sample import generate_batch, prompt_ids
+from tinygpt.generate.sample import generate_batch
+from tinygpt.generate.text import prompt_ids
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.support import UserError

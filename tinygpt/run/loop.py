@@ -27,7 +27,7 @@ from ..accumulate import train_step
 from ..checkpoint import prune, save_checkpoint, verify_checkpoint
 from ..compile import compile_model
 from ..evaluate.score import Score
-from ..generate.sample import stream_text
+from ..generate.text import stream_text
 from ..measure.speed import StepMeter, describe, flops_per_token
 from .config import EvalConfig
 from .parallel import any_rank, on_first
