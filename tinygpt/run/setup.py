@@ -311,16 +311,16 @@ def begin_run(
     if system.threads:
         torch.set_num_threads(system.threads)
     device = str(world.device) if world.world_size > 1 else system.device
-    policy = choose_policy(device, system.dtype)
+    policy = on_all(world, lambda: choose_policy(device, system.dtype))
     weights = on_all(world, lambda: None if resume else initial_model(config))
-    check_memory(config, policy.device, world.world_size)
+    on_all(world, lambda: check_memory(config, policy.device, world.world_size))
     # the first process of a machine fills its cache, then the others read it
     show = progress and world.is_main
     data = on_all(world, lambda: open_run_data(config, show) if world.local_rank == 0 else None)
     data = on_all(world, lambda: open_run_data(config) if data is None else data)
-    check_vocabulary(config, weights, data)
-    check_memory(config, policy.device, world.world_size)  # now that the vocabulary is known
-    config.eval.prompt = choose_prompt(config, data)
+    on_all(world, lambda: check_vocabulary(config, weights, data))
+    on_all(world, lambda: check_memory(config, policy.device, world.world_size))  # the vocabulary is known
+    config.eval.prompt = on_all(world, lambda: choose_prompt(config, data))
     peak = machine_peak(policy.device, policy.dtype)  # before the seed: it draws random numbers
 
     torch.manual_seed(config.run.seed)
@@ -338,7 +338,8 @@ def resume_run(
     place = dict(rank=run.world.rank, world_size=run.world.world_size)
     run.resumed_from = on_first(run.world, lambda: find_checkpoint(run.folder))
     tokenizer = on_all(run.world, lambda: Tokenizer.load(run.resumed_from / "tokenizer.json"))
-    check_same(run, "tokenizer", tokenizer.fingerprint, run.data.tokenizer.fingerprint)
+    now = run.data.tokenizer.fingerprint
+    on_all(run.world, lambda: check_same(run, "tokenizer", tokenizer.fingerprint, now))
     saved = on_all(run.world, lambda: load_training_state(run.resumed_from, run.model, **place))
     run.step = saved["step"]
     run.differences = what_differs(saved, run.world.world_size)
@@ -364,7 +365,7 @@ def equip_run(
     share = run.parallel.max_ if world.world_size > 1 else None
     run.scaler = LossScaler(run.policy.device, enabled=run.policy.scaler, reduce=share)
     if saved:
-        check_same(run, "text", saved.get("data"), run.data.fingerprint)
+        on_all(world, lambda: check_same(run, "text", saved.get("data"), run.data.fingerprint))
         on_all(world, lambda: run.parallel.load_optimizer_state(saved["optimizer"]))
         on_all(world, lambda: _find_place(run.loader, saved["loader"], d.loader))
         run.scaler.load_state_dict(saved["scaler"])
@@ -384,6 +385,7 @@ def open_run(
     resume: bool = False,  # go on with the run in `config.folder`, from its newest good checkpoint
     overwrite: bool = False,  # delete an earlier run there
     progress: bool = False,
+    world: World | None = None,  # None: found here
 ) -> Run:
     """A run that is ready for its next step, with a folder that is its own until `close`.
 
@@ -392,7 +394,7 @@ def open_run(
     config = copy.deepcopy(config.check())
     if resume:
         find_tokenizer(config, config.folder)
-    world = init_world(config.system.device, timeout=1800)
+    world = world or init_world(config.system.device, timeout=1800)
     with ExitStack() as claim:
         on_first(world, lambda: claim.enter_context(claim_folder(config.folder)))  # and rank 0 holds it
         on_first(world, lambda: check_folder(config.folder, resume, overwrite))
