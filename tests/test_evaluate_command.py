@@ -185,3 +185,10 @@ def test_the_line_of_a_result_shows_figures_and_intervals():
         "x: loss 1.2346 [1.2000, 1.3000], 0.5000 bits per byte, perplexity 3.44; "
         "12,345 tokens, 95 % over 7 documents"
     )
+
+
+def test_a_model_whose_training_diverged_gets_no_score_on_a_text(tmp_path, model):
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    model.lm_head.weight.data.fill_(math.nan)
+    with pytest.raises(UserError, match="not finite: its training diverged"):
+        evaluate_text(model, ByteTokenizer(), str(tmp_path / "a.txt"))

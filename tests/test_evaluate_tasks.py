@@ -553,3 +553,10 @@ def test_completions_are_drawn_cut_compared_and_counted():
     assert low < 0.5 < high
     once = score_completions(questions, lambda prompt: "2\n", n=1)
     assert once["pass@1"] == pytest.approx(1 / 3) and once["pass@1_95"] == list(wilson_interval(1, 3))
+
+
+def test_a_model_whose_training_diverged_gets_no_score():
+    model = make_model()
+    model.lm_head.weight.data.fill_(math.nan)
+    with pytest.raises(UserError, match="not finite: its training diverged"):
+        score_items(model, ByteTokenizer(), [Item("a", [" b", " c"], 0)])
