@@ -21,7 +21,7 @@ from data_machine import save
 from tinygpt.data.tokens import load_corpus, prepare
 from tinygpt.evaluate.score import eval_rows, evaluate, row_documents, score_rows
 from tinygpt.evaluate.tasks import Item, continuation_losses, encode_pair, few_shot
-from tinygpt.generate.sample import stream_text
+from tinygpt.generate.text import stream_text
 from tinygpt.model import GPT
 from tinygpt.run.loop import Stepper
 from tinygpt.run.presets import preset

@@ -285,7 +285,9 @@ def t_quantile(
     p: float,  # between 0.5 and 1, without the two
     freedom: int,  # degrees of freedom, 1 or more
 ) -> float:
-    "The quantile of Student's t, by bisection of `t_share`."
+    "The quantile of Student's t, by bisection of `t_share`; beyond 10,000 degrees the normal one."
+    if freedom > 10_000:
+        return statistics.NormalDist().inv_cdf(p)
     low, high = 0.0, 1.0
     while t_share(high, freedom) < 2 * p - 1:
         high *= 2

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['eval_windows', 'eval_batch', 'Score', 'eval_rows', 'score_rows', 'evaluate', 'total_score', 'evaluate_world',
-           'ratio_interval', 't_quantile', 'row_documents', 'compressor_bits']
+           'ratio_interval', 'row_documents', 'compressor_bits']
 
 # %% ../../nbs/17_evaluate.ipynb #imports
 import bz2
 import contextlib
 import lzma
 import math
-import statistics
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch.distributed as dist
 
 from ..ddp.world import World
 from ..model import GPT
-from ..support import UserError
+from ..support import UserError, t_quantile
 
 # %% ../../nbs/17_evaluate.ipynb #windows
 def eval_windows(
@@ -181,21 +180,6 @@ def ratio_interval(
     error = math.sqrt(n / (n - 1) * ((total - ratio * count) ** 2).sum()) / count.sum()
     half = t_quantile(0.5 + level / 2, n - 1) * error
     return ratio, ratio - half, ratio + half
-
-
-def t_quantile(
-    p: float,  # between 0 and 1
-    freedom: float,  # degrees of freedom, 3 or more for two digits
-) -> float:
-    "Student's t quantile by its expansion about the normal one (Abramowitz and Stegun 1964, 26.7.5)."
-    z = statistics.NormalDist().inv_cdf(p)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return sum(term / freedom**k for k, term in enumerate(terms))
 
 # %% ../../nbs/17_evaluate.ipynb #documents
 def row_documents(
