@@ -17,17 +17,16 @@ import fcntl
 import json
 import math
 import os
-import platform
 import statistics
 import sys
 import time
 from pathlib import Path
 
 import torch
+from data_machine import machine
 
 from tinygpt.data.tokens import load_corpus
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.run.report import cpu_name
 
 RECORD = Path(__file__).parent / "results" / "ablation.json"
 SHAPE = dict(vocab_size=256, block_size=64, n_layer=2, n_head=4, n_embd=64)  # bytes are tokens
@@ -116,11 +115,6 @@ def run(make, row: str, rate: float, seed: int, steps: int, text: dict) -> dict:
 def commands(old: dict) -> list[str]:
     this = "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
     return [*old.get("commands", []), *([] if this in old.get("commands", []) else [this])]
-
-
-def machine() -> str:
-    cpu = f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread, {platform.system()}"
-    return f"{cpu}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 class Record:

@@ -12,7 +12,15 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import torch
+
 from tinygpt.run.report import cpu_name
+
+
+def machine() -> str:
+    "A line on the machine, torch's threads and the versions."
+    cpu = f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {platform.system()}"
+    return f"{cpu}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def save(

@@ -13,8 +13,6 @@ weights and the batches. The loss is that of held-out text, the same rows for ev
 import argparse
 import itertools
 import json
-import os
-import platform
 import statistics
 import time
 from datetime import date
@@ -22,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from data_machine import machine
 from torch import nn
 
 from tinygpt.adamw import adamw_groups, make_adamw
 from tinygpt.data.tokens import prepare
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.run.report import cpu_name
 from tinygpt.schedule import make_schedule
 
 RESULT = Path(__file__).parent / "results" / "optimizers.json"
@@ -159,11 +157,6 @@ def run(s: dict, train: torch.Tensor, val: torch.Tensor, n_vocab: int) -> dict:
     last = statistics.mean(losses[-20:])
     loss = held_out_loss(model, val)
     return s | dict(loss=round(loss, 4), last=round(last, 4), cpu_s=seconds)
-
-
-def machine() -> str:
-    cpu = f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {platform.system()}"
-    return f"{cpu}, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def write(part: str, result: dict):

@@ -148,7 +148,7 @@ def speculative_rows(
         ids = torch.tensor([row.prompt + row.forced])
         room = max_new_tokens - len(row.forced)
         passes = speculative_tokens(model, draft, ids, room, *how, row.generator)
-        for token in (token for part in chain([row.forced], passes) for token in part):
+        for token in chain(row.forced, chain.from_iterable(passes)):
             row.take(token, ends, max_new_tokens)
             yield row
             if row.finish:
