@@ -106,14 +106,14 @@ def test_every_checkpoint_knows_its_validation_loss_also_one_made_after_a_signal
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_fifty_steps_read_nothing_back(config, optimizer):
-    config.optim = replace(config.optim, optimizer=optimizer, max_steps=60)
+def test_a_dozen_steps_read_nothing_back(config, optimizer):
+    config.optim = replace(config.optim, optimizer=optimizer, max_steps=20)
     config.data.micro_batch_size = 2
     run = open_run(config)
-    stepper, batches = Stepper(run, lambda line: None), [next(run.loader) for _ in range(51)]
+    stepper, batches = Stepper(run, lambda line: None), [next(run.loader) for _ in range(13)]
     stepper(*batches.pop())
     assert host_reads(lambda: [stepper(x, y) for x, y in batches]) == 0
-    assert host_reads(lambda: [stepper(x, y)[1].item() for x, y in batches]) >= 50  # the counter counts
+    assert host_reads(lambda: [stepper(x, y)[1].item() for x, y in batches[:3]]) >= 3  # the counter counts
     run.close()
 
 

@@ -49,7 +49,7 @@ RESUMED = [
 ]
 
 
-def make_config(folder, words, name, optimizer="adamw", parallel="auto", steps=50, dropout=0.0, **data):
+def make_config(folder, words, name, optimizer="adamw", parallel="auto", steps=24, dropout=0.0, **data):
     config = preset("laptop")
     config.run.out, config.run.name = str(folder), name
     # float32: the same on every CPU
@@ -127,7 +127,7 @@ def test_every_way_of_training_gives_the_losses_of_one_process(place, alone, siz
     ranks = run_processes(run_ways, size, *place, WAYS, timeout=1000)
     for (parallel, optimizer), (losses, val, model) in ranks[0].items():
         expected, expected_val, expected_model = alone[optimizer]
-        assert len(losses) == 50 and losses[-1] < losses[0] - 1
+        assert len(losses) == 24 and losses[-1] < losses[0] - 1
         assert losses == pytest.approx(expected, abs=1e-4), (parallel, optimizer)
         assert losses[:10] == pytest.approx(expected[:10], abs=1e-5), (parallel, optimizer)
         assert val == pytest.approx(expected_val, abs=1e-4)
@@ -158,7 +158,7 @@ def run_in_bfloat16(world, folder, words):
         f"bf16-{world.world_size}",
         "muon",
         "zero" if world.world_size > 1 else "auto",
-        steps=25,
+        steps=12,
     )
     config.system.dtype = "bfloat16"
     return train(config, progress="none").losses
@@ -169,7 +169,7 @@ def test_in_bfloat16_too_several_processes_give_the_losses_of_one(place, alone):
         run_processes(run_in_bfloat16, 2, *place, timeout=1000),
         run_in_bfloat16(World(), *place),
     )
-    assert short != alone["muon"][0][:25], "it was another format"
+    assert short != alone["muon"][0][:12], "it was another format"
     assert one == pytest.approx(short, abs=5e-3)  # its rounding: 2**-9 of each number in a product
 
 
@@ -223,7 +223,7 @@ def resume_all(world, folder, words, names):
 def begin_all(world, folder, words, names):
     for name, parallel, optimizer in names:
         config = make_config(folder, words, name, optimizer, parallel)
-        config.eval = replace(config.eval, save_every=25)
+        config.eval = replace(config.eval, save_every=12)
         train(config, progress="none")
 
 
@@ -246,7 +246,7 @@ def test_a_run_goes_on_on_another_number_of_processes_and_in_another_way(place, 
     )[0]
     on_one = resume_all(World(), folder, words, [(n, "auto", o) for n, _, o in begun])
     for (name, way), losses in [*on_three.items(), *on_one.items()]:
-        expected = alone["adamw" if name.endswith("-a") else "muon"][0][25:]
+        expected = alone["adamw" if name.endswith("-a") else "muon"][0][12:]
         assert losses == pytest.approx(expected, abs=2e-4), (name, way)
 
 
