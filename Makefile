@@ -31,7 +31,7 @@ train: $(VENV)/.installed  ## train the default preset (about five minutes on tw
 
 test: $(VENV)/.installed-dev  ## everything CI checks: sync and clean, pytest, every chapter executed
 	$(PY) tools/book.py check
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 	$(PY) tools/book.py run --jobs 2
 
 lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
