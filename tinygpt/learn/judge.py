@@ -390,14 +390,14 @@ def judge(
     tell=lambda line: None,  # called with a line about what is going on
 ) -> list[Verdict]:
     "A verdict for each exercise of the chapter, in its order. UserError if the tests cannot run here."
-    if missing := [name for name in ("pytest", "hypothesis") if find_spec(name) is None]:
-        raise UserError(f"the tests need {' and '.join(missing)}: pip install pytest hypothesis")
     exercises = [d.name for d in exercises_of(root, work.chapter)]
     asked = [name for name in exercises if name in (names or exercises)]
     fails, good = {}, set()
     left = [name for name in asked if name in work.written]
     tests = find_tests(root, work.module)
     if left and tests:
+        if missing := [name for name in ("pytest", "hypothesis") if find_spec(name) is None]:
+            raise UserError(f"the tests need {' and '.join(missing)}: pip install pytest hypothesis")
         with tempfile.TemporaryDirectory() as tmp:
             trial = _Trial(root, Path(tmp).resolve(), work, seconds, tell)
             fails, good = _sift(trial, left, tests)
