@@ -16,7 +16,7 @@ UNRELEASED = "## Unreleased\n"
 
 def notes(changes: str, version: str) -> str:
     "The section of a version in the text of CHANGELOG.md; empty if it has none."
-    found = re.search(rf"^## {re.escape(version)}\b.*\n(.*?)(?=^## |\Z)", changes, re.M | re.S)
+    found = re.search(rf"^## {re.escape(version)}, [-\d]+\n(.*?)(?=^## |\Z)", changes, re.M | re.S)
     return found[1].strip() if found else ""
 
 
