@@ -133,9 +133,9 @@ def page_facts() -> dict[Path, dict]:
 
 
 def minutes_to_read(path: Path) -> int:
-    "200 words or 15 lines of code a minute, rounded up to five."
+    "200 words or 15 lines of code a minute, rounded up to five. The header itself does not count."
     nb = nbformat.read(path, as_version=4)
-    words = sum(len(c.source.split()) for c in nb.cells if c.cell_type == "markdown")
+    words = sum(len(HEADER.sub("", c.source).split()) for c in nb.cells if c.cell_type == "markdown")
     lines = sum(len(c.source.splitlines()) for c in nb.cells if c.cell_type == "code")
     return max(5, 5 * math.ceil((words / 200 + lines / 15) / 5))
 
