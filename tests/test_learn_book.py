@@ -98,10 +98,17 @@ def test_links_of_a_learners_notebook_lead_to_what_is_there(chapter):
             assert (ROOT / "learn" / link).resolve().exists(), link
 
 
+@pytest.mark.parametrize("chapter", ["10_adamw", "03_data_pack"])
+def test_a_learners_notebook_finds_the_records_from_any_folder(chapter):
+    code = [c["source"] for c in make_notebook(ROOT, chapter)["cells"] if c["cell_type"] == "code"]
+    records = re.findall(r'Path\("(.*/benchmarks/results/[\w.]+)"\)', "\n".join(code))
+    assert records and all(Path(record).is_absolute() and Path(record).exists() for record in records)
+
+
 def test_links_to_chapters_and_side_pages_are_told_apart():
     def links(page):
         sources = "".join(c["source"] for c in make_notebook(ROOT, page)["cells"])
-        return set(re.findall(r"\]\(([^)#\s]+\.ipynb)", sources))
+        return set(re.findall(r"\]\((?!https:)([^)#\s]+\.ipynb)", sources))
 
     of_chapter, of_side_page = links("03_data"), links("03_data_stream")
     assert all(link.startswith("../nbs/") for link in of_chapter | of_side_page)

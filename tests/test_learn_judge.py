@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from events import wait_until
 
+from tinygpt.learn import judge as judge_module
 from tinygpt.learn.book import find_project, is_exported, make_notebook, page_path, read_notebook
 from tinygpt.learn.judge import RAN, copy_project, find_tests, judge, run_tests
 from tinygpt.learn.overlay import read_work
+from tinygpt.support import UserError
 
 MODULE = """def add(a, b):
     "The sum."
@@ -115,6 +117,16 @@ def verdicts(project, seconds=10.0, names=None, holes=("unused",), **bodies):
 
 def states(result):
     return {name: v.state for name, v in result.items()}
+
+
+def test_where_the_tests_cannot_run_the_remedy_is_named_and_holes_alone_need_none(project, monkeypatch):
+    monkeypatch.setattr(judge_module, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match="the tests need pytest and hypothesis: pip install pytest hypothesis"
+    ):
+        verdicts(project)
+    holes, _ = verdicts(project, holes=("add", "total", "scale", "elsewhere", "unused"))
+    assert {verdict.state for verdict in holes.values()} == {"hole"}
 
 
 def test_right_solutions_pass_holes_are_holes_and_what_no_test_runs_is_not_called_right(project):

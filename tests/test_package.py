@@ -1,5 +1,7 @@
-"""The source archive and the wheel: do they install, and is everything in them?"""
+"""The source archive and the wheel: is everything in them, and do both work away from the checkout?"""
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import pages  # noqa: E402
+import release  # noqa: E402
+
 PARTS = ("tinygpt", "nbs", "tests", "tools", "benchmarks")
 
 
@@ -58,17 +64,62 @@ def test_the_source_archive_holds_all_that_is_needed_to_test_and_export_again(bu
         assert (unpacked / name).exists()
 
 
-def test_the_wheel_works_in_an_empty_folder(built, tmp_path):
-    _, wheel = built
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    (tmp_path / "empty").mkdir()
-    script = "import sys; sys.path.insert(0, sys.argv[1]); from tinygpt import train; print(train.__file__)"
-    command = [sys.executable, "-c", script, str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=tmp_path / "empty", capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def site(built, tmp_path_factory):
+    "The wheel as pip lays it out."
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(built[1]) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def run(site: Path, folder: Path, *arguments: str) -> str:
+    "What a Python prints that works in `folder` and finds the package in `site` only."
+    command = [sys.executable, *arguments]
+    env = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).is_relative_to(tmp_path / "site")
-    assert (tmp_path / "site/tinygpt/py.typed").exists()
+    return done.stdout
+
+
+def test_the_wheel_works_in_an_empty_folder(site, tmp_path):
+    where = run(site, tmp_path, "-c", "from tinygpt import train; print(train.__file__)")
+    assert Path(where.strip()).is_relative_to(site)
+    assert (site / "tinygpt/py.typed").exists()
+
+
+def test_learn_mode_of_the_wheel_works_in_an_empty_folder(site, tmp_path):
+    run(site, tmp_path, "-m", "tinygpt.learn", "start", "03_data_pack", "--only", "Lane.wants")
+    nb = json.loads((tmp_path / "learn/03_data_pack.ipynb").read_text(encoding="utf-8"))
+    sources = ["".join(cell["source"]) for cell in nb["cells"]]
+    assert sum("hole: Lane.wants" in source for source in sources) == 1
+    text = "\n".join(sources)
+    for record in re.findall(r'Path\(f?"([^"]*benchmarks/results)', text):
+        assert Path(record).is_relative_to(site.resolve()) and Path(record).is_dir()
+    assert not re.search(r"\]\((?!https?:|#|attachment:)[^)\s]+\.ipynb", text)
+    # the copy in which the tests run: the package without the book inside it
+    (tmp_path / "copy").mkdir()
+    script = "import pathlib; from tinygpt.learn import book, judge; "
+    script += "judge.copy_project(book.find_project(), pathlib.Path('copy'))"
+    run(site, tmp_path, "-c", script)
+    assert (tmp_path / "copy/tinygpt/data/pack.py").exists()
+    assert (tmp_path / "copy/tests/test_data_pack.py").exists()
+    assert not (tmp_path / "copy/tinygpt/_book").exists()
+
+
+def test_the_wheel_carries_every_numbered_page_without_outputs(site):
+    carried = {path.name: path for path in (site / "tinygpt/_book/nbs").rglob("*.ipynb")}
+    assert set(carried) == {path.name for path in (ROOT / "nbs").rglob("[0-9]*.ipynb")}
+    for path in carried.values():
+        assert not any(cell.get("outputs") for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+
+
+def test_twine_finds_nothing_wrong(built):
+    unpacked, wheel = built
+    archives = [str(wheel), f"{wheel.parent / unpacked.name}.tar.gz"]
+    command = [sys.executable, "-m", "twine", "check", "--strict", *archives]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_facts_of_the_package_are_whole(built):
@@ -82,7 +133,48 @@ def test_the_facts_of_the_package_are_whole(built):
         "Book",
         "Changes",
         "Issues",
+        "Discussions",
     }
     assert "example" not in f"{facts['Author']} {facts['Author-email']}"
     links = re.findall(r"\]\(([^)]*)\)", facts.get_payload())
     assert len(links) > 50 and all(link.startswith(("https://", "#")) for link in links)
+
+
+def test_the_address_of_the_repository_is_written_down_in_settings_only():
+    "Files that need it as text are written by `make export` and tools/release.py, and agree."
+    url, ours = pages.settings()["git_url"], []
+    for path in [
+        *ROOT.glob("*.*"),
+        *ROOT.glob(".*/**/*.*"),
+        *ROOT.glob("t*/*.py"),
+        *ROOT.glob("nbs/**/*.ipynb"),
+    ]:
+        if (
+            path.suffix in (".md", ".py", ".ipynb", ".yml", ".json", ".cff", ".toml")
+            and ".venv" not in path.parts
+        ):
+            text = path.read_text(encoding="utf-8")
+            ours += [
+                (path.name, found) for found in re.findall(r"https://github\.com/[\w-]+/tinygpt\b", text)
+            ]
+    assert {found for _, found in ours} == {url}
+    assert {name for name, _ in ours if not name.endswith(".ipynb")} == {
+        "CITATION.cff",
+        "README.md",
+        "_modidx.py",
+    }
+
+
+def test_the_citation_names_this_version():
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    day = re.search(r"^date-released: (.*)$", text, re.M)[1]
+    assert text == release.cited(text, pages.settings()["version"], day)
+    assert "url: " in text
+
+
+def test_a_release_takes_what_was_unreleased_and_its_notes_say_it():
+    before = "# Changes\n\n## Unreleased\n\nNew.\n\n## 0.1.0, 2026-01-02\n\nOld.\n"
+    after = release.released(before, "0.1.1", "2026-03-04")
+    assert release.notes(after, "0.1.1") == "New." and release.notes(after, "0.1.0") == "Old."
+    assert release.notes(after, "0.1") == "" == release.notes(before, "0.1.1")
+    assert release.notes(after, "Unreleased") == ""

@@ -28,6 +28,7 @@ from pages import (
     notebook_text,
     page_facts,
     reading_order,
+    settings,
     with_seconds,
     write_headers,
 )
@@ -259,6 +260,9 @@ def write_readme(root: Path):
     )
     body = re.sub(r"\n[ \n]*!\[png\]", "\n\n![a picture made by the cell above]", body)
     body = re.sub(r"\n\s*\n\s*\n+(?=\S)", "\n\n", body)  # nbconvert is generous with empty lines
+    tests = f"{settings()['git_url']}/actions/workflows/test.yml"
+    title, body = body.strip().split("\n", 1)
+    body = f"{title}\n\n[![tests]({tests}/badge.svg)]({tests})\n{body}"
     (root / IMAGES).mkdir(parents=True, exist_ok=True)
     for old in (root / IMAGES).glob("index_*"):
         old.unlink()

@@ -8,6 +8,8 @@ import ast
 import math
 import os
 import re
+from configparser import ConfigParser
+from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -15,6 +17,19 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 LABELS = ("core", "deeper", "reference")
+
+
+@cache
+def settings() -> dict[str, str]:
+    "The package's facts and addresses, written down once in settings.ini."
+    parser = ConfigParser(delimiters=["="])
+    parser.read(ROOT / "settings.ini", encoding="utf-8")
+    return dict(parser["DEFAULT"])
+
+
+def colab_link(path: Path) -> str:
+    "Where Colab opens a page, with a first cell that installs the book."
+    return f"{settings()['colab_url']}/{path.relative_to(ROOT).as_posix()}"
 
 
 # ---- the reading order: written down once, in the index
@@ -48,6 +63,9 @@ def index_problems():
     for page in sorted(listed & pages):
         if labels().get(page.stem) not in LABELS:
             yield f"nbs/index.ipynb: {page.name} needs a label: {', '.join(LABELS)}"
+    title = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[0].source
+    if doors_line() not in title:
+        yield "nbs/index.ipynb: the line under its title is not up to date (run `make export`)"
 
 
 def module_of(path: Path) -> str | None:
@@ -115,9 +133,9 @@ def page_facts() -> dict[Path, dict]:
 
 
 def minutes_to_read(path: Path) -> int:
-    "200 words or 15 lines of code a minute, rounded up to five."
+    "200 words or 15 lines of code a minute, rounded up to five. The header itself does not count."
     nb = nbformat.read(path, as_version=4)
-    words = sum(len(c.source.split()) for c in nb.cells if c.cell_type == "markdown")
+    words = sum(len(HEADER.sub("", c.source).split()) for c in nb.cells if c.cell_type == "markdown")
     lines = sum(len(c.source.splitlines()) for c in nb.cells if c.cell_type == "code")
     return max(5, 5 * math.ceil((words / 200 + lines / 15) / 5))
 
@@ -138,16 +156,26 @@ def header_line(path: Path, fact: dict, seconds: int) -> str:
         time_line,
         f"needs {links(needs)}",
         f"needed by {links(fact['needed_by'])}",
+        f"[open in Colab]({colab_link(path)})",
     ]
     return f"*{' · '.join(parts)}*"
 
 
 HEADER = re.compile(r"^\*(?:Core|Deeper|Reference) · \d+ minutes to read, (\d+) seconds to run · .*\*$", re.M)
+DOORS = re.compile(r"^\*Run this page .*\*$", re.M)
 
 
-def with_header(source: str, line: str) -> str:
-    "The title cell with this header line, which comes after the `> ...` line."
-    source = re.sub(r"\n{3,}", "\n\n", HEADER.sub("", source)).strip()
+def doors_line() -> str:
+    "The line under the title of the index: where to run, ask and cite the book."
+    url = settings()
+    places = f"[in Colab]({colab_link(ROOT / 'nbs/index.ipynb')}), [in Binder]({url['binder_url']})"
+    others = f"[ask a question]({url['git_url']}/discussions) · [cite](../CITATION.cff)"
+    return f"*Run this page {places} or [in a codespace]({url['codespaces_url']}) · {others}*"
+
+
+def with_header(source: str, line: str, kind: re.Pattern = HEADER) -> str:
+    "The title cell with this line of its kind, which comes after the `> ...` line."
+    source = re.sub(r"\n{3,}", "\n\n", kind.sub("", source)).strip()
     lines = source.splitlines()
     quote = next(i for i, text in enumerate(lines) if text.startswith("> "))
     rest = "\n".join(lines[quote + 1 :]).strip()
@@ -184,9 +212,11 @@ def write_headers() -> None:
     for path in [ROOT / "nbs/index.ipynb", *facts]:
         before = path.read_text(encoding="utf-8")
         nb = nbformat.reads(before, as_version=4)
+        title = nb.cells[0].source
         if path in facts:
-            title = nb.cells[0].source
             nb.cells[0].source = with_header(title, header_line(path, facts[path], seconds_in(title)))
+        else:
+            nb.cells[0].source = with_header(title, doors_line(), DOORS)
         if notebook_text(nb) != before:
             path.write_text(notebook_text(nb), encoding="utf-8", newline="\n")
 

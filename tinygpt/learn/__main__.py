@@ -124,7 +124,7 @@ class Reset:
             raise UserError("reset: name one chapter, or say --all")
         moved = notebooks.reset(self.chapter, folder)
         if moved:
-            where = moved[0].parent.relative_to(folder or find_project())
+            where = moved[0].parent.relative_to(folder or notebooks.learning_folder().parent)
             print(f"moved to {where}: {', '.join(path.name for path in moved)}")
         else:
             print("there was nothing to move")
@@ -136,7 +136,7 @@ class Options:
 
     command: List | Start | Check | Hint | Show | Train | Reset
     folder: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")] = None
-    """Where your notebooks are (default: learn/ in the checkout)."""
+    """Where your notebooks are (default: learn/ in the checkout, or else here)."""
 
 # %% ../../nbs/more/learn_command.ipynb #command
 def split_train(argv: list[str]) -> tuple[list[str], list[str]]:

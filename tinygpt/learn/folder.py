@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from tinygpt.learn.book import (
+    CARRIED,
     Definition,
     exercises_of,
     find_chapters,
@@ -28,11 +29,12 @@ STATES = {"passes": "solved", "fails": "fails", "not run": "no test ran it"}  # 
 
 
 def learning_folder(
-    folder: Path | None = None,  # None: learn/ in the checkout
+    folder: Path | None = None,  # None: learn/ in the checkout; without one, where the command is called
 ) -> Path:
     "Where the learner's notebooks are. UserError where a file stands in the way."
     if folder is None:
-        return find_project() / "learn"
+        root = find_project()
+        folder = (Path.cwd() if root.name == CARRIED else root) / "learn"
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not there.is_dir():
         raise UserError(f"--folder {folder}: {there} is not a folder: choose another place")

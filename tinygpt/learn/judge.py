@@ -15,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from .book import exercises_of, functions_in, module_file, own_test_file
+import tinygpt
+from .book import CARRIED, exercises_of, functions_in, module_file, own_test_file
 from .overlay import Work, lay_over
 from ..support import UserError
 
@@ -151,10 +153,13 @@ def pytest_collectreport(report):
 
 # %% ../../nbs/more/learn_judge.ipynb #project
 def copy_project(root: Path, folder: Path) -> None:
-    "Copy package and tests of the checkout `root` into `folder`, link what they read, add the probe."
+    "Copy package and tests of the project `root` into `folder`, link what they read, add the probe."
+    ignore = shutil.ignore_patterns("__pycache__", CARRIED)
+    if not (root / "tinygpt").exists():  # what a wheel carries lies inside the package
+        shutil.copytree(Path(tinygpt.__file__).parent, folder / "tinygpt", ignore=ignore)
     for item in root.iterdir():
         if item.name in ("tinygpt", "tests"):
-            shutil.copytree(item, folder / item.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(item, folder / item.name, ignore=ignore)
         elif not item.name.startswith(".") and item.name not in ("runs", "learn", "build"):
             try:
                 (folder / item.name).symlink_to(item)
@@ -378,19 +383,21 @@ def _sift(trial: _Trial, left: list[str], tests: list[str]) -> tuple[dict[str, s
 
 
 def judge(
-    root: Path,  # the checkout; nothing in it is changed
+    root: Path,  # of `find_project`; nothing in it is changed
     work: Work,
     names: list[str] | None = None,  # exercises to judge; None: all
     seconds: float = 60.0,  # of computing for one test
     tell=lambda line: None,  # called with a line about what is going on
 ) -> list[Verdict]:
-    "A verdict for each exercise of the chapter, in its order."
+    "A verdict for each exercise of the chapter, in its order. UserError if the tests cannot run here."
     exercises = [d.name for d in exercises_of(root, work.chapter)]
     asked = [name for name in exercises if name in (names or exercises)]
     fails, good = {}, set()
     left = [name for name in asked if name in work.written]
     tests = find_tests(root, work.module)
     if left and tests:
+        if missing := [name for name in ("pytest", "hypothesis") if find_spec(name) is None]:
+            raise UserError(f"the tests need {' and '.join(missing)}: pip install pytest hypothesis")
         with tempfile.TemporaryDirectory() as tmp:
             trial = _Trial(root, Path(tmp).resolve(), work, seconds, tell)
             fails, good = _sift(trial, left, tests)
