@@ -195,7 +195,7 @@ def gain(
     below: dict[int, float],  # seconds by seed
     here: dict[int, float],  # the same seeds
 ) -> tuple[float, float, float]:
-    "How many times less a rung takes than the one below it, and the 95 % interval of that: (mean, low, high)."
+    "(mean, low, high): how many times less a rung takes than the one below it, and its 95 % interval."
     ratios = [math.log(below[seed] / here[seed]) for seed in below]
     mean = statistics.mean(ratios)
     half = STUDENT[len(ratios) - 1] * statistics.stdev(ratios) / math.sqrt(len(ratios))
@@ -205,7 +205,7 @@ def gain(
 def climb(
     rungs: list[dict],  # of the benchmark's record: name, kept, runs, clock, in the ladder's order
 ) -> list[dict]:
-    "For each rung its name, kept, steps and seconds to the goal by seed, gain over the kept rung below, noise."
+    "For each rung: name, kept, steps, seconds by seed, gain over the kept rung below, noise."
     found, below = [], None
     for rung in rungs:
         seconds = seconds_to_goal(rung)
