@@ -11,23 +11,17 @@ and without the mask. Chapter 12 draws the result.
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import sys
 import time
-from datetime import date
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from data_machine import save
 
 from tinygpt.accumulate import train_step
 from tinygpt.adamw import adamw_groups, make_adamw
 from tinygpt.data.tokens import load_corpus
 from tinygpt.model import GPT, Attention, GPTConfig, apply_rope
-from tinygpt.run.report import cpu_name
 from tinygpt.schedule import make_schedule
 from tinygpt.tokenizer import BPETokenizer
 
@@ -157,11 +151,6 @@ def run(config: GPTConfig, masked: bool, seed: int, train, val, eot: int, args) 
     return result
 
 
-def machine() -> str:
-    hardware = f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    return f"{hardware}, Python {platform.python_version()}, torch {torch.__version__}"
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -203,9 +192,7 @@ def main():
     print(f"loss alone, unmasked minus masked: {rounded}, mean {statistics.mean(gain):.4f}")
     if args.save:
         result = dict(
-            command="python " + " ".join(["benchmarks/document_mask.py", *sys.argv[1:]]),
-            machine=machine(),
-            date=date.today().isoformat(),
+            threads=torch.get_num_threads(),
             steps=args.steps,
             tokens=args.steps * args.rows * config.block_size,
             parameters=GPT(config).num_params(),
@@ -213,10 +200,7 @@ def main():
             gain_alone=gain,
             runs=runs,
         )
-        path = Path(__file__).parent / "results" / "document_mask.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"written: {path}")
+        save("document_mask", result)
 
 
 if __name__ == "__main__":

@@ -1,198 +1,173 @@
-"""Muon against AdamW on a preset's model: tokens and seconds to the same validation loss.
+"""Muon against AdamW on chapter 14's small GPT, both tuned over grids of the same size.
 
-Both are tuned on one seed, then compared on others.
+    python benchmarks/muon.py                # prints; about seven minutes on one core
+    python benchmarks/muon.py --save         # and writes results/muon.json, which chapter 14 shows
+    python benchmarks/muon.py --runs FILE    # keeps each run in FILE; what stands there is not run again
+    python benchmarks/muon.py --runs FILE --tune Muon    # only the grid of one contestant
 
-    python benchmarks/muon.py            # prints; about an hour on two cores
-    python benchmarks/muon.py --save     # and writes benchmarks/results/muon.json, which chapter 14 draws
-
-    # where the best rate of AdamW was the largest that was tried
-    python benchmarks/muon.py --save --wider 0.012 0.02
-    # a trial of the script itself: one setting each
-    python benchmarks/muon.py --tokens 20000 --seeds 1 --quick
-
-The loss to reach is the mean of AdamW's final losses. Muon's curve is read before the end of its own
-cooldown, which is to its disadvantage.
+Each contestant has three settings: a rate for the matrices of the blocks, a rate for all else, a warm-up.
+They are chosen on one seed by the validation loss after 100 steps, then compared on other seeds.
+Muon also runs at shorter lengths, AdamW at longer ones, each with its whole schedule: so one can read off how
+many steps the one needs for the loss that the other has reached. Weights do not decay, except in one run of
+AdamW a seed.
 """
 
 import argparse
+import itertools
 import json
-import os
-import platform
-import statistics
-import sys
 import time
-from datetime import date
 from pathlib import Path
 
 import torch
+from data_machine import save
+from torch import nn
 
-from tinygpt.accumulate import accumulate_gradients, clip_gradients
-from tinygpt.adamw import adamw_groups
-from tinygpt.data.tokens import prepare
-from tinygpt.data.windows import RandomLoader
-from tinygpt.evaluate.score import evaluate
-from tinygpt.model import GPT
-from tinygpt.muon import make_optimizer, muon_groups
-from tinygpt.precision import choose_policy
-from tinygpt.run.command import parse_arguments
-from tinygpt.run.report import cpu_name
-from tinygpt.schedule import make_schedule
+from tinygpt.adamw import adamw_groups, make_adamw
+from tinygpt.data.tokens import load_corpus
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.muon import make_optimizer, muon_groups, polar_express
 
 TUNING_SEED = 0  # the compared seeds are others
-ADAMW_RATES = [dict(lr=lr) for lr in (2e-3, 5e-3, 8e-3, 0.012, 0.02)]
-MUON_RATES = [dict(lr=lr, adamw_lr=adamw_lr) for lr in (0.01, 0.02, 0.04) for adamw_lr in (5e-3, 1e-2)]
+ROWS = 16
+BLOCK = 64
+STEPS = 100
+SEEDS = (1, 2, 3)
+# what is tried on each side: as many rates for the blocks, the same rates for the rest and the same warm-ups
+BLOCKS = {
+    "AdamW": (3e-3, 6e-3, 1.2e-2, 2.4e-2),
+    "Muon": (0.01, 0.02, 0.04, 0.08),
+    "Muon, qkv as one matrix": (0.01, 0.02, 0.04, 0.08),
+}
+REST = (6e-3, 1.2e-2, 2.4e-2)
+WARMUP = (0.1, 0.3)  # as parts of the run
+# lengths of the compared runs, in parts of STEPS
+LENGTHS = {
+    "AdamW": (1, 2),
+    "AdamW, decay 0.1": (1,),
+    "Muon": (0.4, 0.55, 0.7, 0.85, 1),
+    "Muon, qkv as one matrix": (1,),
+    "Muon, exact U V^T": (1,),
+}
 
 
-def make(optimizer: str, rates: dict, model: GPT, o) -> torch.optim.Optimizer:
-    if optimizer == "Muon":
-        groups = muon_groups(model, adamw_groups(model, rates["adamw_lr"]), rates["lr"])
-    else:
-        groups = adamw_groups(model, rates["lr"], o.betas, o.eps, o.weight_decay)
+def data() -> tuple[int, torch.Tensor, torch.Tensor]:
+    "(how many characters there are, training tokens, validation rows), as in chapter 14."
+    text = "\n".join(load_corpus("sotu").train)[:2_000_000]
+    chars = sorted(set(text))
+    place = {c: i for i, c in enumerate(chars)}
+    tokens = torch.tensor([place[c] for c in text])
+    return len(chars), tokens[:-65_000], tokens[-65_000:].view(-1, BLOCK + 1)
+
+
+def make(name: str, model: GPT, block: float, rest: float) -> torch.optim.Optimizer:
+    "The optimizer of a contestant."
+    if name.startswith("AdamW"):
+        decay = 0.1 if name == "AdamW, decay 0.1" else 0.0
+        groups = adamw_groups(model, rest, weight_decay=decay, lr_multipliers={"matrix": block / rest})
+        return make_adamw(groups)[0]
+    settings = {
+        "Muon": {},
+        "Muon, qkv as one matrix": dict(split_qkv=False),
+        "Muon, exact U V^T": dict(steps=12, coefficients=polar_express(12, smallest=1e-5)),
+    }[name]
+    groups = muon_groups(model, adamw_groups(model, rest, weight_decay=0.0), block, **settings)
     return make_optimizer(groups)[0]
 
 
-def run(
-    config,
-    policy,
-    data,
-    optimizer: str,
-    rates: dict,
-    tokens: int,
-    seed: int,
-    final_eval: int = 64_000,
-    evals: int = 25,
-) -> dict:
-    "One training run: its validation curve as (tokens, loss), wall-clock and CPU seconds of training."
+def train(texts, optimizer: str, block: float, rest: float, warmup: float, steps: int, seed: int) -> dict:
+    "One training run; `warmup` is a part of it."
+    n_chars, tokens, val = texts
     torch.manual_seed(seed)
-    model, o, d = GPT(config.model).to(policy.device), config.optim, config.data
-    opt = make(optimizer, rates, model, o)
+    sizes = dict(block_size=BLOCK, n_layer=4, n_head=4, n_embd=64)
+    model = GPT(GPTConfig.llama(vocab_size=n_chars, **sizes))
+    opt = make(optimizer, model, block, rest)
     tops = [group["lr"] for group in opt.param_groups]
-    per_step = d.batch_size * config.model.block_size
-    steps = tokens // per_step
-    schedule = make_schedule("trapezoid", steps, warmup_steps=max(1, steps // 20), final=0.02, cooldown=0.6)
-    loader = RandomLoader(data.train, d.batch_size, config.model.block_size, seed, device=policy.device)
-    token_bytes = data.tokenizer.token_bytes()
-    curve = []
-    wall = cpu = 0.0
+    start = time.process_time()
     for step in range(steps):
-        start, start_cpu = time.perf_counter(), time.process_time()
+        at = torch.randint(len(tokens) - BLOCK - 1, (ROWS, 1)) + torch.arange(BLOCK + 1)
+        rows = tokens[at]
+        schedule = min(1, (step + 1) / (warmup * steps), (steps - step) / (0.4 * steps))
         for group, top in zip(opt.param_groups, tops):
-            group["lr"] = top * schedule(step)
-        x, y = next(loader)
-        opt.zero_grad(set_to_none=True)
-        accumulate_gradients(model, x, y, autocast=policy.autocast)
-        clip_gradients(model.parameters(), o.clip)
+            group["lr"] = top * schedule
+        opt.zero_grad()
+        model(rows[:, :-1], rows[:, 1:])[1].backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         opt.step()
-        wall += time.perf_counter() - start
-        cpu += time.process_time() - start_cpu
-        last = step + 1 == steps
-        if last or (step + 1) % max(1, steps // evals) == 0:
-            count = final_eval if last else final_eval // 4
-            score = evaluate(model, data.val, token_bytes, max_tokens=count, autocast=policy.autocast)
-            curve.append((per_step * (step + 1), score.loss))
-    trained, loss = curve[-1]
-    print(f"{optimizer} {rates} seed {seed}:", end=" ")
-    print(f"loss {loss:.4f} after {trained:,} tokens, {cpu:.0f} s of CPU time", flush=True)
-    return dict(rates=rates, seed=seed, curve=curve, loss=loss, wall_s=round(wall, 1), cpu_s=round(cpu, 1))
+    seconds = time.process_time() - start
+    with torch.no_grad():
+        loss = model(val[:, :-1], val[:, 1:])[1].item()
+    return dict(loss=round(loss, 5), cpu_s=round(seconds, 2))
 
 
-def tokens_to(curve: list, loss: float) -> float | None:
-    "Where the curve first falls to `loss`, between two readings by a straight line; None if it never does."
-    for (t0, l0), (t1, l1) in zip(curve, curve[1:]):
-        if l1 <= loss:
-            return t0 + (t1 - t0) * min(1.0, (l0 - loss) / (l0 - l1))
-    return None
+class Runs:
+    "All training runs; those that stand in a file are not made again."
+
+    def __init__(self, path: Path | None):
+        self.path = path
+        self.texts = data()
+        lines = path.read_text().splitlines() if path and path.exists() else []
+        self.done = [json.loads(line) for line in lines]
+
+    def get(self, optimizer: str, settings: tuple, steps: int, seed: int) -> dict:
+        block, rest, warmup = settings
+        key = dict(optimizer=optimizer, block=block, rest=rest, warmup=warmup, steps=steps, seed=seed)
+        for found in self.done:
+            if key.items() <= found.items():
+                return found
+        found = key | train(self.texts, **key)
+        print(*found.values(), flush=True)
+        self.done.append(found)
+        if self.path:
+            with open(self.path, "a") as f:
+                f.write(json.dumps(found) + "\n")
+        return found
 
 
-def machine() -> str:
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    cpu = f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{gpu}"
-    return f"{cpu}, Python {platform.python_version()}, torch {torch.__version__}"
+def tune(runs: Runs, name: str) -> list:
+    "All runs of a contestant's grid."
+    grid = itertools.product(BLOCKS[name], REST, WARMUP)
+    return [runs.get(name, settings, STEPS, TUNING_SEED) for settings in grid]
 
 
-def compare(config, policy, data, grids: dict, args, saved: dict | None) -> dict:
-    "What the record holds: the best rates of each optimizer, and what they come to on other seeds."
-    tuning, best, curves, seconds = {}, {}, {}, {}
-    for name, grid in grids.items():
-        tuning[name] = saved["tuning"][name] if saved else []
-        if len(grid) > 1 or saved:
-            tried = [run(config, policy, data, name, rates, args.tokens, TUNING_SEED) for rates in grid]
-            tuning[name] = tuning[name] + [(r["rates"], r["loss"]) for r in tried]
-        best[name] = min(tuning[name], key=lambda t: t[1])[0] if tuning[name] else grid[0]
-        if saved and best[name] == saved["best"][name]:
-            curves[name] = saved["curves"][name]
-            seconds[name] = saved["cpu_seconds_per_million_tokens"][name]
-            continue
-        final_eval = 4000 if args.quick else 64_000
-        seeds = range(TUNING_SEED + 1, TUNING_SEED + 1 + args.seeds)
-        runs = [run(config, policy, data, name, best[name], args.tokens, seed, final_eval) for seed in seeds]
-        curves[name] = [r["curve"] for r in runs]
-        seconds[name] = round(1e6 * statistics.median(r["cpu_s"] / r["curve"][-1][0] for r in runs))
-    target = statistics.mean(c[-1][1] for c in curves["AdamW"])
-    return dict(
-        best=best,
-        final_loss={name: [c[-1][1] for c in cs] for name, cs in curves.items()},
-        target=target,
-        tokens_to_loss={name: [tokens_to(c, target) for c in cs] for name, cs in curves.items()},
-        cpu_seconds_per_million_tokens=seconds,
-        tuning=tuning,
-        curves=curves,
-    )
-
-
-def parse(argv=None) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument(
-        "--preset",
-        default="laptop --n-layer 6 --ngram-rows None",
-        help="a preset of tinygpt.train, with flags behind it; six layers are the record's",
-    )
-    parser.add_argument("--tokens", type=int, default=400_000, help="of each run")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
-    parser.add_argument("--quick", action="store_true", help="no tuning: one setting each")
-    parser.add_argument(
-        "--wider",
-        type=float,
-        nargs="+",
-        help="more rates for AdamW, beside those of the saved result; the rest of it stays",
-    )
-    parser.add_argument("--save", action="store_true")
-    return parser.parse_args(argv)
+def best_of(tried: list) -> tuple[float, float, float]:
+    found = min(tried, key=lambda found: found["loss"])
+    return found["block"], found["rest"], found["warmup"]
 
 
 def main():
-    args = parse()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    config, policy = parse_arguments(args.preset.split()).train, choose_policy("auto", "float32")
-    data = prepare(config.data.source, config.data.tokenizer, config.model.vocab_size, progress=False)
-    config.model.vocab_size = data.tokenizer.n_vocab
-    grids = {"AdamW": ADAMW_RATES, "Muon": MUON_RATES}
-    if args.quick:
-        grids = {name: grid[2:3] for name, grid in grids.items()}
-    path = Path(__file__).parent / "results" / "muon.json"
-    saved = None
-    if args.wider:
-        saved = json.loads(path.read_text())
-        args.tokens = saved.get("tokens", args.tokens)
-        args.seeds = len(saved["final_loss"]["AdamW"])
-        grids = {"AdamW": [dict(lr=lr) for lr in args.wider], "Muon": []}
-    command = "python " + " ".join(["benchmarks/muon.py", *sys.argv[1:]])
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--tune", choices=BLOCKS, help="run the grid of this contestant, and nothing else")
+    parser.add_argument("--runs", type=Path)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    runs = Runs(args.runs)
+    if args.tune:
+        print(best_of(tune(runs, args.tune)))
+        return
+    tuning = {name: tune(runs, name) for name in BLOCKS}
+    best = {name: best_of(tried) for name, tried in tuning.items()}
+    best["Muon, exact U V^T"] = best["Muon"]
+    best["AdamW, decay 0.1"] = best["AdamW"]
+    compared = [
+        runs.get(name, settings, round(part * STEPS), seed)
+        for seed in SEEDS
+        for name, settings in best.items()
+        for part in LENGTHS[name]
+    ]
     result = dict(
-        command=f"{saved['command']} && {command}" if saved else command,
-        machine=machine(),
-        date=date.today().isoformat(),
-        preset=args.preset,
-        tokens=args.tokens,
-        **compare(config, policy, data, grids, args, saved),
+        steps=STEPS,
+        tokens_per_step=ROWS * BLOCK,
+        tuning_seed=TUNING_SEED,
+        seeds=SEEDS,
+        best={name: dict(zip(("block", "rest", "warmup"), settings)) for name, settings in best.items()},
+        tuning=[found for tried in tuning.values() for found in tried],
+        compared=compared,
     )
-    print(json.dumps({k: v for k, v in result.items() if k != "curves"}, indent=2))
+    print(result["best"])
     if args.save:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"written: {path}")
+        save("muon", result)
 
 
 if __name__ == "__main__":

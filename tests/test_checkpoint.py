@@ -1,5 +1,6 @@
 """Checkpoints are whole or absent, damage is noticed, nothing that is loaded runs code or changes a digit."""
 
+import errno
 import json
 import os
 import random
@@ -10,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+import tinygpt.checkpoint as checkpoint_module
 from tinygpt.adamw import AdamW, adamw_groups, make_adamw
 from tinygpt.checkpoint import (
     checkpoints,
@@ -365,6 +368,31 @@ def test_a_full_disk_loses_nothing_and_is_one_sentence(small_disk, n_embd):
     if step > 2:  # room is made by keeping fewer, and the run goes on
         prune(run, 1)
         save_checkpoint(run / f"checkpoints/step_{step:06d}", model, ByteTokenizer(), opt, {"step": step})
+
+
+# torch.save says what its zip file says when a write was cut short
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(OSError(number, os.strerror(number)) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+        RuntimeError("[enforce fail at inline_container.cc:783] . unexpected pos 64 vs 0"),
+        SafetensorError("Error while serializing: I/O error: File too large (os error 27)"),
+    ],
+)
+def test_whatever_the_library_says_of_a_disk_that_takes_no_more(error, tmp_path, monkeypatch):
+    def full(*args):
+        raise error
+
+    monkeypatch.setattr(checkpoint_module, "save_file", full)
+    with pytest.raises(UserError, match="no room for a checkpoint"):
+        save_checkpoint(tmp_path / "step_000001", build(GPTConfig.gpt2(**SMALL))[0], ByteTokenizer())
+    assert not list(tmp_path.iterdir())
+
+
+def test_whoever_may_read_a_folder_may_read_all_files_of_a_checkpoint(tmp_path):
+    (tmp_path / "ordinary").write_text("")
+    folder = save_checkpoint(tmp_path / "step_000001", *build(GPTConfig.gpt2(**SMALL))[:1], ByteTokenizer())
+    assert {path.stat().st_mode for path in folder.iterdir()} == {(tmp_path / "ordinary").stat().st_mode}
 
 
 # what is opened

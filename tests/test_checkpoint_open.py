@@ -6,6 +6,7 @@ import pickle
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -230,6 +231,10 @@ def test_nanogpts_model_of_characters_is_used_tuned_and_exported(tmp_path, text,
     assert call(export_main, run, tmp_path / "hf") == 0
     ids = AutoTokenizer.from_pretrained(tmp_path / "hf")("The state")["input_ids"]
     assert ids == tokenizer.encode("The state")
+    for name, part in (("train", TEXT[:-500]), ("val", TEXT[-500:])):  # its own data folder, with its own ids
+        np.array(tokenizer.encode(part), dtype=np.uint16).tofile(folder / f"{name}.bin")
+    train(folder, folder / "ckpt.pt", "--prompt", "The", "--name", "own")
+    assert open_model(tmp_path / "runs/own")[1].fingerprint == tokenizer.fingerprint
 
 
 def test_a_tokenizer_is_kept_once_in_our_format(tmp_path):

@@ -136,6 +136,7 @@ sys.exit(main())
 def test_a_command_that_has_begun_handles_ctrl_c_itself(tmp_path):
     (tmp_path / "tinygpt-train").write_text(CATCHES)
     command = [sys.executable, "tinygpt-train"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    how = dict(cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=hear_sigint)
+    process = subprocess.Popen(command, **how)
     wait_until((tmp_path / "begun").exists, process, "the command has begun")
     assert interrupt(process) == (0, "saved\n")

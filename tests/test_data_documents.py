@@ -216,6 +216,16 @@ def test_a_place_without_data_is_refused(tmp_path):
         read(find_documents(str(tmp_path)))
 
 
+def test_one_text_is_a_single_txt_file_that_nothing_divides(tmp_path):
+    for name in ("a.txt", "b.txt", "d.jsonl"):
+        (tmp_path / name).write_text('{"text": "some words"}\n')
+    assert find_documents(str(tmp_path / "a.txt")).is_one_text
+    assert not find_documents(str(tmp_path / "d.jsonl")).is_one_text
+    assert not find_documents(str(tmp_path / "a.txt"), separator="|").is_one_text
+    (tmp_path / "d.jsonl").unlink()
+    assert not find_documents(str(tmp_path)).is_one_text  # two
+
+
 def test_copies_of_a_document_are_on_one_side_and_the_share_held_out_is_right():
     texts = [f"document {i}" for i in range(20_000)]
     share = sum(is_held_out(t, 0.05) for t in texts) / len(texts)

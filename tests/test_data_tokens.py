@@ -18,6 +18,7 @@ from tinygpt.data.tokens import (
     Shards,
     build_tokenizer,
     cache_folder,
+    check_size,
     hold_out,
     load_corpus,
     open_token_data,
@@ -203,6 +204,23 @@ def test_a_broken_token_folder_is_refused_and_the_fault_named(folder, how, named
     damage(folder, how)
     with pytest.raises(UserError, match=named):
         open_token_data(folder)
+
+
+def test_too_little_text_to_train_on_is_refused():
+    check_size(50, "a.txt")
+    with pytest.raises(UserError, match="a.txt holds 49 characters"):
+        check_size(49, "a.txt")
+
+
+def test_a_fingerprint_of_tokens_sees_every_split_and_nothing_of_the_place(tmp_path):
+    def fingerprint(name, train, val):
+        write_token_data(tmp_path / name, Corpus("c", [train], [val], "s"), ByteTokenizer())
+        return open_token_data(tmp_path / name).fingerprint
+
+    first = fingerprint("a", "some words", "others")
+    assert fingerprint("b", "some words", "others") == first
+    train, val = fingerprint("c", "some wordz", "others"), fingerprint("d", "some words", "otherz")
+    assert len({first, train, val}) == 3
 
 
 def test_prepare_builds_once_and_again_when_the_text_changes(words, cache):

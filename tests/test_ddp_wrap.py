@@ -18,7 +18,9 @@ from tinygpt.ddp.wrap import (
     Bucketed,
     CountCollectives,
     Overlapped,
+    claim_gradients,
     no_sync,
+    release_gradients,
     settle_buckets,
     show_collectives,
     train_several,
@@ -27,6 +29,7 @@ from tinygpt.ddp.wrap import (
     wrap_fsdp,
 )
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.support import UserError
 
 CONFIG = dict(vocab_size=64, block_size=16, n_layer=2, n_head=2, n_embd=32)
 OURS = {
@@ -321,6 +324,15 @@ def test_reduce_scatter_and_all_gather_make_an_all_reduce(results, n):
         total = torch.stack([10.0 * r + torch.arange(n) for r in range(n)]).sum(0)
         assert torch.equal(found["all-reduce"], total) and torch.equal(found["then all-gather"], total)
         assert found["reduce-scatter"].item() == total[rank]
+
+
+def test_a_gradient_is_averaged_by_one_until_it_is_let_go():
+    params = list(nn.Linear(2, 2).parameters())
+    claim_gradients(params, "Overlapped")
+    with pytest.raises(UserError, match="Bucketed: Overlapped averages these gradients"):
+        claim_gradients(params, "Bucketed")
+    release_gradients(params)
+    claim_gradients(params, "Bucketed")
 
 
 def test_no_sync_of_a_plain_model_does_nothing():

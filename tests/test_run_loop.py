@@ -78,7 +78,7 @@ def test_what_is_due_after_a_step(step, finished, stop, expected):
 def test_what_is_saved_was_validated_and_read_unless_nobody_asked_for_validation():
     for step in range(1, 200):
         for stop in (False, True):
-            now = due(E, step, False, stop)
+            now = due(replace(E, log_every=7), step, False, stop)
             assert now.validate or not now.save
             assert now.read or not (now.save or now.validate)
             assert not due(replace(E, eval_every=0), step, False, stop).validate
@@ -160,6 +160,14 @@ def test_the_log_writes_each_step_once_however_rarely_it_is_read(run):
         line["loss"] for line in lines
     ] == log.losses
     assert len(log.readings) == 3 and log.tokens_per_second > 0
+
+
+def test_the_loss_in_the_log_is_the_mean_over_the_ranks(run, monkeypatch):
+    monkeypatch.setattr(run.parallel, "mean", lambda losses: losses / 2 + 5)  # another rank has 10
+    with Log(run) as log:
+        log.add(torch.tensor(3.0), torch.tensor(1.0), 1e-3)
+        log.read()
+        assert log.losses == [6.5]
 
 
 def test_the_speed_of_a_run_is_the_median_of_its_readings(run):

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import re
 
 import pytest
@@ -134,6 +135,16 @@ def test_ordinary_text_is_not_disfigured(tmp_path):
         "# The run laptop\n" in text.read_text() and "| loss | 3.1, 20 k tokens/s (2 %) |" in text.read_text()
     )
     assert "| b | `(1, 2)` |" in text.read_text()
+
+
+def test_to_disk_waits_for_the_file_of_the_metrics(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
+    log = RunLog(tmp_path, show=lambda text: None)
+    synced.clear()  # opening it is another matter
+    log.to_disk()
+    assert synced == [(tmp_path / "metrics.jsonl").stat().st_ino]
+    log.close()
 
 
 def test_what_fails_is_said_once_and_not_tried_again(tmp_path, capsys):

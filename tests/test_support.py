@@ -10,6 +10,7 @@ from typing import Annotated
 import pytest
 import torch
 import tyro
+from filelock import FileLock
 
 from tinygpt.support import (
     PALETTE,
@@ -19,6 +20,7 @@ from tinygpt.support import (
     cache_dir,
     check_exercise,
     command,
+    hold_lock,
     measure_time,
     parse_options,
     peak_bytes,
@@ -42,6 +44,31 @@ def test_atomic_path_shows_nothing_under_the_final_name_before_the_block_ends(tm
         (tmp / "x").write_text("1")
         assert not (tmp_path / "deep/folder").exists()
     assert (tmp_path / "deep/folder/x").read_text() == "1" and os.listdir(tmp_path / "deep") == ["folder"]
+
+
+def test_a_lock_is_held_by_one_until_its_block_ends_however_it_does(tmp_path):
+    path, said = tmp_path / "lock", []
+    with pytest.raises(ZeroDivisionError), hold_lock(path, lambda: "never said"):
+        with pytest.raises(UserError, match="^somebody is at work$"):
+            with hold_lock(path, lambda: said.append(1) or "somebody is at work"):
+                raise AssertionError("two at a time")
+        1 / 0
+    assert said == [1] and not path.exists()
+    with hold_lock(path, lambda: "never said"):
+        assert path.exists()
+
+
+def test_the_file_of_a_lock_is_gone_before_another_process_can_have_it(tmp_path, monkeypatch):
+    seen, release = [], FileLock.release
+
+    def watched(lock):
+        seen.append(os.path.exists(lock.lock_file))
+        release(lock)
+
+    monkeypatch.setattr(FileLock, "release", watched)
+    with hold_lock(tmp_path / "lock", lambda: "never said"):
+        pass
+    assert seen[0] is False
 
 
 def test_atomic_path_does_not_replace_a_folder(tmp_path):

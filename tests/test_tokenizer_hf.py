@@ -41,6 +41,14 @@ def test_ids_and_text_are_those_of_transformers(tmp_path, name):
 
 
 @every
+def test_a_token_is_written_as_the_file_writes_it(tmp_path, name):
+    ours = opened(tmp_path, name)
+    written = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    assert all(ours.token(i) == token for token, i in written.items())
+    assert ours.token(ours.n_vocab + 5) is None
+
+
+@every
 def test_the_bytes_of_the_tokens_are_the_bytes_of_the_documents(tmp_path, name):
     ours = opened(tmp_path, name, 700)
     sizes = ours.token_bytes()

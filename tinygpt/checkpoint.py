@@ -122,7 +122,8 @@ def _full_disk_is_a_user_error(
     except Exception as error:  # safetensors, torch.save and the file system have an exception each
         parent = next(p for p in folder.absolute().parents if p.exists())
         free = shutil.disk_usage(parent).free  # after the unfinished folder is gone
-        if free > needed and not re.search("No space left|os error 28|quota", str(error)):
+        words = "No space left|os error 2[78]|too large|quota|unexpected pos"
+        if free > needed and not re.search(words, str(error)):
             raise
         raise UserError(
             f"no room for a checkpoint: it takes {needed / 1e6:.1f} MB, "
@@ -178,6 +179,8 @@ def save_checkpoint(
         if optimizer is not None:
             torch.save(optimizer, tmp / "optimizer.pt")
         (tmp / "state.json").write_text(json.dumps(state, indent=2))
+        # the library makes it unreadable to others
+        shutil.copymode(tmp / "state.json", tmp / "model.safetensors")
         manifest = {f.name: sha256_file(f) for f in sorted(tmp.iterdir())}
         (tmp / "manifest.json").write_text(json.dumps(manifest, indent=2))
     return folder

@@ -47,7 +47,7 @@ _KINDS[NanoChars.kind] = NanoChars
 def load_nanogpt(
     path: Path,  # a ckpt.pt; beside it, for a model of characters, the meta.pkl of its data
 ) -> tuple[GPT, Tokenizer]:
-    "Model and tokenizer of nanoGPT's checkpoint, on the CPU. Its GELU is the exact one, not GPT-2's tanh form."
+    "Model and tokenizer of nanoGPT's checkpoint, on the CPU. Its GELU is the exact one, not GPT-2's."
     path = Path(path)
     held = read_pickle(path)
     args, state = held.get("model_args"), held.get("model")

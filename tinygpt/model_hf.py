@@ -10,6 +10,7 @@ __all__ = ['hf_names', 'config_from_hf', 'check_size', 'check_weights', 'config_
 import json
 import pickle
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -443,4 +444,6 @@ def export_hf(
         tmp.mkdir()
         (tmp / "config.json").write_text(json.dumps(hf, indent=2), encoding="utf-8")
         save_file(state_to_hf(model), tmp / "model.safetensors", metadata={"format": "pt"})
+        # the library makes it unreadable to others
+        shutil.copymode(tmp / "config.json", tmp / "model.safetensors")
     return folder

@@ -56,7 +56,12 @@ def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:
             f"data: {pickled} is not nanoGPT's (its itos are not characters, each of them once): "
             "give token files with a meta.json instead"
         )
-    return CharTokenizer("".join(chars))
+    found = CharTokenizer("".join(chars))
+    if Path(tokenizer).is_file():  # that of a model: nanoGPT's own has these ids and no end of text
+        given = build_tokenizer(tokenizer, None)
+        if given.vocab[: len(chars)] == found.vocab[: len(chars)]:
+            return given
+    return found
 
 
 def _sample(tokens: np.ndarray, places: int = 64, length: int = 16384) -> np.ndarray:

@@ -119,8 +119,8 @@ def pack_best_fit(
 ) -> tuple[list[np.ndarray], int]:
     """(rows, each (length,) int64; tokens dropped): every row begins with a document.
 
-    The largest that fits comes next; where none fits, the shortest is cropped. The last row is padded with
-    -100. Best fit is the packing of Ding and others, "Fewer truncations improve language modeling" (2024).
+    The largest that fits comes next; where none fits, the shortest is cropped, as in nanochat's loader.
+    The last row is padded with -100. (Ding and others, 2024, split what is too long and drop nothing.)
     """
     left = sorted(range(len(documents)), key=lambda i: (len(documents[i]), i))  # the shortest first
     sizes = [len(documents[i]) for i in left]

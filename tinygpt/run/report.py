@@ -124,7 +124,7 @@ def read_metrics(
     try:
         texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
-        raise UserError(f"{file_problem(error)}, or move it away") from None
+        raise UserError(f"{file_problem(error)}; or move it away") from None
     for number, text in enumerate(texts, 1):
         line = _parse_line(text)
         if line is not None:

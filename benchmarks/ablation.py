@@ -1,0 +1,277 @@
+"""What each part of the model buys: one change a row, same data, same steps, rates tuned for each row.
+
+    python benchmarks/ablation.py               # prints; about 20 minutes on one core
+    python benchmarks/ablation.py --save        # and adds its runs to benchmarks/results/ablation.json
+    # some rows only, or longer: what the record holds already is not run again
+    python benchmarks/ablation.py --save --rows base rope untied --steps 2400 --seeds 3
+    python benchmarks/ablation.py --show        # the table of what the record holds
+
+The learning rate of a row is tuned on two seeds: 0.00125, 0.0025 and 0.005, and on by factors of two until
+the best rate has a worse one on either side. Then the row is run at that rate on seeds that the tuning has
+not seen. A seed fixes the batches and the first weights, so a row and its reference are compared seed by
+seed.
+"""
+
+import argparse
+import fcntl
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tinygpt.data.tokens import load_corpus
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.run.report import cpu_name
+
+RECORD = Path(__file__).parent / "results" / "ablation.json"
+SHAPE = dict(vocab_size=256, block_size=64, n_layer=2, n_head=4, n_embd=64)  # bytes are tokens
+BATCH, WARMUP, BETAS = 4, 0.05, (0.9, 0.95)
+RATES = (0.00125, 0.0025, 0.005)
+TUNING_SEEDS = (100, 101)  # the compared seeds are others
+LLAMA = dict(position="rope", norm="rmsnorm", mlp="swiglu", mlp_hidden=171, bias=False, tie_weights=False)
+MODERN = dict(mlp="relu2", mlp_hidden=None, qk_norm=True, logit_softcap=15.0, init="zero")
+
+# name: (the row it is compared with, what differs from GPT-2's parts, what the picture calls it)
+ROWS = {
+    "base": (None, {}, "GPT-2's parts"),
+    "again": ("base", {}, "nothing: other first weights"),
+    "rope": ("base", dict(position="rope"), "RoPE for learned positions"),
+    "untied": ("base", dict(tie_weights=False), "a head of its own"),
+    # 2 x 64 x (2 x 64 + 1) = 16,512 parameters more, as many as the head has (256 x 64 = 16,384)
+    "wider": ("base", dict(mlp_hidden=256 + 64), "the head's parameters in the MLPs"),
+    "none": ("base", {}, "no positions at all"),
+    "normal": ("base", dict(init="normal"), "c_proj not divided by √(2·n_layer)"),
+    "rmsnorm": ("base", dict(norm="rmsnorm"), "RMSNorm for LayerNorm"),
+    # 3 x 170 x 64 weights and their biases: 33,044 parameters, for GELU's 33,088
+    "swiglu": ("base", dict(mlp="swiglu", mlp_hidden=170), "SwiGLU for GELU, equal parameters"),
+    "relu2": ("base", dict(mlp="relu2"), "ReLU² for GELU"),
+    "nobias": ("base", dict(bias=False), "no biases"),
+    "qknorm": ("base", dict(qk_norm=True), "QK-norm"),
+    "untied_rope": ("untied", dict(tie_weights=False, position="rope"), "RoPE, with a head of its own"),
+    "untied_zero": ("untied", dict(tie_weights=False, init="zero"), "zero init, with a head of its own"),
+    "llama": ("untied_rope", LLAMA, "the rest of Llama"),
+    "modern": ("llama", LLAMA | MODERN, "modern, from Llama"),
+}
+
+
+def as_bytes(documents: list[str]) -> torch.Tensor:
+    return torch.frombuffer(bytearray("\n".join(documents).encode()), dtype=torch.uint8)
+
+
+def windows(data: torch.Tensor, count: int, gen: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    "(count, T) inputs and the bytes that follow."
+    T = SHAPE["block_size"]
+    starts = torch.randint(len(data) - T - 1, (count, 1), generator=gen)
+    rows = data[starts + torch.arange(T + 1)].long()
+    return rows[:, :-1], rows[:, 1:]
+
+
+def make(row: str, seed: int) -> GPT:
+    "The row's model, with the first weights that belong to the seed."
+    torch.manual_seed(seed + 1000 if row == "again" else seed)
+    model = GPT(GPTConfig.gpt2(**SHAPE | ROWS[row][1]))
+    if row == "none":
+        model.wpe.weight.requires_grad_(False).zero_()
+    return model
+
+
+def factor(step: int, steps: int) -> float:
+    "Of the learning rate: up in a straight line, then a half cosine down to 0."
+    up = min(1.0, (step + 1) / (WARMUP * steps))
+    return up * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def run(make, row: str, rate: float, seed: int, steps: int, text: dict) -> dict:
+    """One training run of make(row, seed).
+
+    Its loss is the mean over the same 512 windows of held-out text for all.
+    """
+    start = time.process_time()
+    model, gen = make(row, seed), torch.Generator().manual_seed(seed)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    opt = torch.optim.AdamW(learned, lr=rate, betas=BETAS, weight_decay=0.0, fused=True)
+    for step in range(steps):
+        for group in opt.param_groups:
+            group["lr"] = rate * factor(step, steps)
+        loss = model(*windows(text["train"], BATCH, gen))[1]
+        opt.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        opt.step()
+    x, y = windows(text["val"], 512, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        held_out = model(x, y)[1].item()
+    seconds = round(time.process_time() - start, 2)
+    print(f"{row:12} rate {rate:<7g} seed {seed:<4} {steps} steps: {held_out:.4f} ({seconds} s)", flush=True)
+    count = sum(p.numel() for p in learned)
+    return dict(row=row, rate=rate, seed=seed, steps=steps, loss=held_out, cpu_s=seconds, params=count)
+
+
+def commands(old: dict) -> list[str]:
+    this = "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    return [*old.get("commands", []), *([] if this in old.get("commands", []) else [this])]
+
+
+def machine() -> str:
+    cpu = f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread, {platform.system()}"
+    return f"{cpu}, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+class Record:
+    "The runs that were made, in a file that several processes may write."
+
+    def __init__(
+        self,
+        path: Path,
+        run,  # run(row, rate, seed, steps) -> dict with these four and `loss`
+        save: bool,  # False: the file is read and not written
+        same: dict | None = None,  # rows that share another row's rate: {"again": "base"}
+        **head,  # what else the file says
+    ):
+        self.path, self.run, self.save, self.same, self.head = path, run, save, same or {}, head
+        self.runs = json.loads(path.read_text())["runs"] if path.exists() else []
+
+    def add(self, new: dict):
+        self.runs.append(new)
+        if not self.save:
+            return
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # until it is closed
+            old = json.loads(self.path.read_text()) if self.path.exists() else dict(runs=[])
+            self.runs = [*old["runs"], new]
+            head = dict(commands=commands(old), machine=machine(), **self.head, compared=self.summary())
+            lines = ",\n  ".join(json.dumps(r) for r in self.runs)
+            fields = json.dumps(head, indent=1, ensure_ascii=False)
+            new_file = self.path.with_suffix(".new")
+            new_file.write_text(fields.removesuffix("\n}") + f',\n "runs": [\n  {lines}\n ]\n}}\n')
+            new_file.replace(self.path)  # whoever reads meanwhile sees the old one
+        finally:
+            os.close(folder)
+
+    def losses(self, row: str, rate: float, steps: int) -> dict:
+        "Seed: loss."
+        at = dict(row=row, rate=rate, steps=steps)
+        return {r["seed"]: r["loss"] for r in self.runs if at.items() <= r.items()}
+
+    def ensure(self, row: str, rate: float, seeds, steps: int) -> list[float]:
+        "The losses on these seeds; what is missing is run."
+        for seed in seeds:
+            if self.save and self.path.exists():  # another process may have run it
+                self.runs = json.loads(self.path.read_text())["runs"]
+            if seed not in self.losses(row, rate, steps):
+                self.add(self.run(row, rate, seed, steps))
+        have = self.losses(row, rate, steps)
+        return [have[seed] for seed in seeds]
+
+    def tune(self, row: str, steps: int) -> float:
+        "The best rate of the row, with a worse one on either side."
+        row = self.same.get(row, row)
+        rates, means = sorted(RATES), {}
+        while True:
+            for rate in rates:
+                if rate not in means:
+                    means[rate] = statistics.mean(self.ensure(row, rate, TUNING_SEEDS, steps))
+            best = min(means, key=means.get)
+            if rates[0] < best < rates[-1]:
+                return best
+            rates = [best / 2, *rates] if best == rates[0] else [*rates, 2 * best]
+
+    def tuned(self, row: str, steps: int) -> float | None:
+        "The row's rate, as the runs that were made have it."
+        row = self.same.get(row, row)
+        tried = {r["rate"] for r in self.runs if (r["row"], r["steps"]) == (row, steps)}
+        losses = {rate: self.losses(row, rate, steps) for rate in tried}
+        means = {
+            rate: statistics.mean(seeds[s] for s in TUNING_SEEDS)
+            for rate, seeds in losses.items()
+            if seeds.keys() >= set(TUNING_SEEDS)
+        }
+        return min(means, key=means.get) if means else None
+
+    def compared(self, row: str, steps: int) -> dict:
+        "Seed: loss, at the row's rate and on the seeds that did not tune it."
+        rate = self.tuned(row, steps)
+        losses = {} if rate is None else self.losses(row, rate, steps)
+        return {seed: loss for seed, loss in losses.items() if seed not in TUNING_SEEDS}
+
+    def summary(self) -> dict:
+        "By number of steps and row: its rate, and its losses by compared seed. What the pages read."
+        found = {}
+        for steps, row in sorted({(r["steps"], r["row"]) for r in self.runs}):
+            if losses := self.compared(row, steps):
+                by_seed = {str(seed): round(losses[seed], 4) for seed in sorted(losses)}
+                found.setdefault(str(steps), {})[row] = dict(rate=self.tuned(row, steps), losses=by_seed)
+        return found
+
+    def show(self, references: dict):
+        for steps in sorted({r["steps"] for r in self.runs}):
+            print(f"\n{steps} steps")
+            for row, reference in references.items():
+                mine = self.compared(row, steps)
+                theirs = self.compared(reference, steps) if reference else {}
+                if not mine:
+                    continue
+                mean, rate = statistics.mean(mine.values()), self.tuned(row, steps)
+                print(f"{row:14} rate {rate:<8g} loss {mean:.3f}", end="")
+                apart = [mine[s] - theirs[s] for s in mine if s in theirs]
+                if len(apart) > 1:
+                    print(f"  against {reference}: {statistics.mean(apart):+.3f}, deviation ", end="")
+                    print(f"{statistics.stdev(apart):.3f}, {len(apart)} seeds", end="")
+                print()
+
+
+def parse(doc: str, rows: dict, steps: int) -> argparse.Namespace:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=formatter)
+    parser.add_argument("--rows", nargs="+", choices=rows, default=list(rows))
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--show", action="store_true", help="run nothing, print the record's table")
+    return parser.parse_args()
+
+
+def study(
+    doc: str,  # of the command
+    path: Path,  # of the record
+    rows: dict,  # name: (the row it is compared with, ...)
+    make,  # make(row, seed) -> model
+    shape: dict,  # of the models, for the record
+    steps: int,
+    same: dict | None = None,  # see `Record`
+):
+    "The command, also of `first_weights.py`: tune each row, run it on the compared seeds, print the table."
+    args = parse(doc, rows, steps)
+    torch.set_num_threads(1)  # small products, and the same sums on every machine
+    corpus = load_corpus("sotu")
+    text = dict(train=as_bytes(corpus.train), val=as_bytes(corpus.val))
+    setup = dict(
+        shape=shape,
+        batch=BATCH,
+        optimizer=f"AdamW, betas {BETAS}, no decay, gradients clipped at 1",
+        schedule=f"up over {WARMUP:.0%} of the steps, half a cosine down to 0",
+        rates=RATES,
+        tuning_seeds=TUNING_SEEDS,
+        text="State of the Union addresses as bytes; the loss is in nats per byte of held-out addresses",
+    )
+
+    def one(row, rate, seed, steps):
+        return run(make, row, rate, seed, steps, text)
+
+    record = Record(path, one, args.save, same=same, setup=setup, rows=rows)
+    if not args.show:
+        for row in args.rows:
+            rate = record.tune(row, args.steps)
+            record.ensure(row, rate, range(args.seeds), args.steps)
+    record.show({row: reference for row, (reference, *_) in rows.items()})
+
+
+if __name__ == "__main__":
+    study(__doc__, RECORD, ROWS, make, SHAPE, steps=600, same={"again": "base"})
