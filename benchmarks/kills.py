@@ -31,6 +31,7 @@ from tinygpt.data.tokens import sha256_file
 KEPT = ("step", "loss", "grad_norm", "lr", "val_loss", "val_bits_per_byte", "val_tokens")  # no timings
 WAYS = {"single": 1, "ddp": 2, "zero": 2}  # how many processes
 STEPS = 150
+MOST = 15  # kills of one run; then it may go on to its end, and is compared
 
 
 def command(way: str, folder: Path, resume: bool) -> list[str]:
@@ -65,13 +66,14 @@ def run(way: str, folder: Path, patience: float | None) -> tuple[bool, str]:
         env=environment,
         start_new_session=True,
     )
-    said = []
+    said, begun = [], []
     ready = threading.Event()
 
     def listen():
         for line in process.stdout:
             said.append(line)
-            if line.startswith("device") or "resumed from" in line:
+            if "device " in line or "resumed from" in line:  # behind the bar of progress
+                begun.append(line)
                 ready.set()
         ready.set()
 
@@ -87,7 +89,7 @@ def run(way: str, folder: Path, patience: float | None) -> tuple[bool, str]:
     status = process.wait()
     listener.join()
     text = "".join(said)
-    if status not in (0, -signal.SIGKILL):
+    if status not in (0, -signal.SIGKILL) or not begun:
         raise RuntimeError(f"the run ended with {status}: {text[-2000:]}")
     return status == 0, text
 
@@ -111,18 +113,20 @@ def disturb(way: str, kills: int, folder: Path, dice: random.Random) -> dict:
     done = runs = 0
     while done < kills:
         place = folder / f"{way}-{runs}"
-        through = False
+        through, here = False, 0
         while not through:
-            patience = dice.uniform(0, 1.5) if done < kills else None
+            patience = dice.uniform(0, 1.5) if done < kills and here < MOST else None
             through, _ = run(way, place, patience)
             done += not through
+            here += not through
+            print(f"\r{way}: {done} kills", end="", flush=True)
         weights, lines = outcome(place)
         assert weights == reference[0], f"{place}: other weights, after {done} kills"
         differ = [pair for pair in zip(lines, reference[1]) if pair[0] != pair[1]]
         problem = f"{place}: {len(lines)} lines of metrics and not {len(reference[1])}, first {differ[:1]}"
         assert lines == reference[1], problem
         runs += 1
-        print(f"{way}: {done} kills, {runs} runs came through alike", flush=True)
+        print(f"\r{way}: {done} kills, {runs} runs came through alike", flush=True)
     return dict(processes=WAYS[way], kills=done, runs=runs, seconds_undisturbed=round(seconds, 1))
 
 

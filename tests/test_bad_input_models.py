@@ -411,6 +411,15 @@ GENERATE = [
     ("--top-p nan", "top_p = nan"),
     ("--max-new-tokens 0", "max_new_tokens = 0"),
     ("--num-samples -1", "num_samples = -1"),
+    ("--stop ", "stop = ''"),
+    ("--stop . --stop ", "stop = ''"),
+    ("--stop", "--stop"),
+    ("--forced \ud800", "half of a surrogate pair"),
+    ("--forced 22222 --max-new-tokens 4", "forced has 5 tokens, max_new_tokens = 4"),
+    ("--draft nowhere/at/all", "nowhere/at/all does not exist"),
+    ("--draft-tokens 0", "draft_tokens = 0"),
+    ("--draft-tokens many", "--draft-tokens"),
+    ("--special yes", "yes"),
     ("--seed x", "seed"),
     ("--seed -99999999999999999999", "seed = -99999999999999999999"),
     ("--seed 99999999999999999999", "seed = 99999999999999999999"),
@@ -422,6 +431,11 @@ GENERATE = [
 @pytest.mark.parametrize("flags, word", GENERATE)
 def test_generate(made, capsys, flags, word):
     assert_refused(generate, [str(made / "run"), *flags.split(" ")], word, made, capsys)
+
+
+def test_generate_with_a_draft_of_another_tokenizer(made, capsys):
+    argv = [str(made / "run"), "--draft", str(made / "nano"), "--device", "cpu"]
+    assert_refused(generate, argv, "has another tokenizer than", made, capsys)
 
 
 SWAG = {"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "endings": ["d", "e", "f", "g"], "label": 1}

@@ -151,6 +151,11 @@ TEXTS = [
     ("a tokenizer that is a text", "--data text.txt --tokenizer text.txt", "give the file of a tokenizer"),
     ("weights that are nowhere", BYTES + " --init-from nowhere", "nowhere"),
     ("weights in an empty folder", BYTES + " --init-from nothing", "nothing"),
+    (
+        "another tokenizer than the weights'",
+        BYTES + " --init-from runs/done --tokenizer char",
+        "give --tokenizer",
+    ),
     ("weights of a shorter context", BYTES + " --init-from runs/done --block-size 64", "block_size = 64"),
 ]
 

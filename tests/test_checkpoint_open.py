@@ -3,7 +3,7 @@
 import json
 import math
 import pickle
-import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
+from bad_input import tree
 from foreign import TEXT, llama_tokenizer, save_folder, smollm
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -20,7 +21,8 @@ from tinygpt.checkpoint_open import NanoChars, find_model, keep_tokenizer, load_
 from tinygpt.evaluate.__main__ import main as evaluate_main
 from tinygpt.export.__main__ import main as export_main
 from tinygpt.generate.__main__ import main as generate_main
-from tinygpt.generate.sample import generate_batch, prompt_ids
+from tinygpt.generate.sample import generate_batch
+from tinygpt.generate.text import prompt_ids
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.support import UserError
@@ -87,8 +89,12 @@ def test_a_model_from_elsewhere_is_used_tuned_and_given_back_from_the_command_li
     assert greedy(place, capsys) == open_model(place)[1].decode(new)
 
     # scored: transformers' loss over the same rows, in bits of the bytes of the text
+    before = tree(place)
     assert call(evaluate_main, place, "--data", text, "--device", "cpu") == 0
-    [result] = json.loads((place / "eval.json").read_text())
+    assert tree(place) == before and "eval.json" not in capsys.readouterr().out
+    assert call(evaluate_main, place, "--data", text, "--device", "cpu", "--out", tmp_path / "scores") == 0
+    [result] = json.loads((tmp_path / "scores/eval.json").read_text())
+    assert tree(place) == before and result["checkpoint"] == "smol"
     ids = torch.tensor([0, *AutoTokenizer.from_pretrained(place)(TEXT * 3)["input_ids"]])
     nats = 0.0
     for start in range(0, len(ids) - 1, 64):
@@ -161,13 +167,20 @@ def test_a_chat_template_survives_tuning_and_export(tmp_path, text):
     assert theirs == open_model(place)[1].encode_template("<|im_start|>The people<|im_end|>")
 
 
-def test_a_run_whose_tokenizer_is_gone_from_the_cache_goes_on_as_its_message_says(tmp_path, text, capsys):
+def test_a_run_whose_tokenizer_is_gone_from_the_cache_goes_on_and_is_used(
+    tmp_path, text, capsys, monkeypatch
+):
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TINYGPT_CACHE", str(cache))
     run = train(text, smollm(tmp_path / "smol")[0])
-    kept = Path(json.loads((run / "config.json").read_text())["data"]["tokenizer"])
-    kept.unlink()
-    assert call(train_main, "--resume", run, "--max-steps", 6) == 2
-    remedy = capsys.readouterr().err.partition("give ")[2].strip()
-    assert call(train_main, "--resume", run, "--max-steps", 6, *shlex.split(remedy)) == 0
+    assert cache in Path(json.loads((run / "config.json").read_text())["data"]["tokenizer"]).parents
+    shutil.rmtree(cache)
+    written = greedy(run, capsys)
+    assert call(evaluate_main, run, "--data", text, "--device", "cpu") == 0
+    assert call(train_main, "--resume", run, "--max-steps", 5) == 0
+    shutil.rmtree(cache)
+    assert call(train_main, "--config", run / "config.json", "--name", "anew", "--max-steps", 4) == 0
+    assert greedy(run.with_name("anew"), capsys) == written
 
 
 # nanoGPT

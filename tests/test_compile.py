@@ -19,7 +19,7 @@ from tinygpt.compile import (
     memory_traffic,
     watch_compiles,
 )
-from tinygpt.generate.sample import stream_text
+from tinygpt.generate.text import stream_text
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer

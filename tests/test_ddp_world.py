@@ -39,6 +39,12 @@ def nobody_is_left(monkeypatch):
 # in the processes ----------------------------------------------------------------------------------------
 
 
+def seconds_that_a_collective_may_take(world):
+    close_world()
+    init_world("cpu", timeout=1234, meeting=LAST_RESORT)
+    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
 def several_things(world, factor):
     "What a process sees, after a sum, a second init_world, and a second group."
     t = torch.tensor([world.rank + 1.0])
@@ -328,3 +334,47 @@ def test_a_stopped_rank_is_named_and_a_late_one_is_waited_for(port):
     out, _ = first.communicate(timeout=LAST_RESORT)
     second.communicate(timeout=LAST_RESORT)
     assert first.returncode == second.returncode == 0 and "the sum is right" in out
+
+
+STOPS_AFTER_THE_MEETING = """
+import os, signal
+import torch.distributed as dist
+from tinygpt.ddp.world import init_world
+dist.init_process_group = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGSTOP)
+init_world("cpu", 60)
+"""
+
+
+# the meeting may take its time, as the machine may be busy; what follows it is over in three seconds
+WAITS_FOR_IT = """
+import os
+from tinygpt.ddp import world
+meet = world.connect_store
+def met(*args):
+    store = meet(*args)
+    os.environ["TINYGPT_MEETING"] = "3"
+    return store
+world.connect_store = met
+world.init_world("cpu", 1800)
+"""
+
+
+def test_a_rank_that_stops_after_the_meeting_does_not_hang_the_others(port):
+    "Their wait is that of the meeting, not that of a collective, which is half an hour in training."
+
+    def start(rank, script):
+        env = os.environ | place_of(rank, 2, port, OMP_NUM_THREADS=1, TINYGPT_MEETING=LAST_RESORT)
+        return subprocess.Popen([sys.executable, "-c", script], env=env, stderr=subprocess.PIPE, text=True)
+
+    stopped = start(1, STOPS_AFTER_THE_MEETING)
+    try:
+        waiting = start(0, WAITS_FOR_IT)
+        _, told = waiting.communicate(timeout=LAST_RESORT)
+    finally:
+        stopped.kill()
+        stopped.communicate()
+    assert waiting.returncode == 1 and "UserError: all ranks had met, and then one did not" in told
+
+
+def test_the_time_for_meeting_is_not_that_of_the_collectives():
+    assert run_processes(seconds_that_a_collective_may_take, 2) == [1234.0, 1234.0]

@@ -1,17 +1,21 @@
 """`python -m tinygpt.evaluate`: a text or a task, its line, its record, its complaints."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tinygpt.checkpoint import save_checkpoint
-from tinygpt.evaluate.__main__ import main
+from tinygpt.data.tokens import Corpus, write_token_data
+from tinygpt.evaluate.__main__ import evaluate_text, main, save_result, text_line, text_tokens
 from tinygpt.evaluate.score import evaluate
 from tinygpt.evaluate.tasks import evaluate_task, task_line
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.tokenizer import ByteTokenizer
+from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
 
 TEXT = "Validation text with some ünïcödé in it, 日本語 too. " * 20
 SWAG = {
@@ -66,6 +70,8 @@ def test_the_command_prints_a_line_and_keeps_each_result_once(run, model, capsys
         ("--data no/such/file", "no/such/file is neither a corpus"),
         ("--batch-size 0", "batch_size = 0"),
         ("--limit 0", "limit = 0: choose a number from 1 on"),
+        ("--task lambada --few-shot -1", "few_shot = -1: choose a number from 0 on"),
+        ("--few-shot 2 --data val.txt", "few_shot = 2: choose a number from 0 on, with a --task"),
         ("--task storycloze", "storycloze is given out by its authors on request"),
         ("--device tpu", "device = tpu is not known"),
         ("--tasks lambada", "--tasks is not a setting: did you mean --task?"),
@@ -100,3 +106,89 @@ def test_the_command_scores_a_task_and_writes_it_beside_the_published_numbers(ru
     assert saved["acc_norm"] == again["acc_norm"] and saved["acc_norm_95"] == again["acc_norm_95"]
     assert saved["n"] == 6
     assert task_line(again) in out
+
+
+def test_results_with_and_without_examples_stand_side_by_side(run, tmp_path, capsys):
+    data = tmp_path / "h.jsonl"
+    rows = [SWAG | {"label": i % 4, "ctx_a": f"A man is on roof {i}."} for i in range(5)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for flags in ([], ["--few-shot", 2], ["--few-shot", 2]):
+        assert call(run, "--task", "hellaswag", "--data", data, *flags) == 0
+    assert "n = 5, 2-shot" in capsys.readouterr().out
+    assert [r.get("few_shot") for r in json.loads((run / "eval.json").read_text())] == [None, 2]
+    assert call(run, "--task", "hellaswag", "--data", data, "--few-shot", 5) == 2
+    assert "few-shot examples: 6 questions are needed" in capsys.readouterr().err
+
+
+def test_texts_come_from_files_whole_and_from_folders_held_out(tmp_path):
+    tok = ByteTokenizer()
+    (tmp_path / "a.txt").write_text("The whole file.", encoding="utf-8")
+    assert text_tokens(str(tmp_path / "a.txt"), tok).tolist() == [256, *b"The whole file."]
+    (tmp_path / "b.txt").write_text("Second.", encoding="utf-8")
+    assert text_tokens(str(tmp_path), tok).tolist() == [256, *b"Second."]
+
+
+def test_token_files_of_another_tokenizer_are_refused(tmp_path):
+    corpus = Corpus("x", ["abc" * 20], ["cab"], "test")
+    write_token_data(tmp_path / "tokens", corpus, CharTokenizer.train("abc"))
+    assert text_tokens(str(tmp_path / "tokens"), CharTokenizer.train("abc")).tolist() == [3, 2, 0, 1]
+    with pytest.raises(UserError, match="of tokenizer .* the model knows"):
+        text_tokens(str(tmp_path / "tokens"), ByteTokenizer())
+
+
+def test_the_score_of_a_text_is_torchs_cross_entropy_with_an_interval_around_it(tmp_path, model):
+    tok = ByteTokenizer()
+    for i in range(249):  # of a folder the last files are held out
+        (tmp_path / f"{i:03d}.txt").write_text(f"Number {i}: {'ab' * (i % 3)}", encoding="utf-8")
+    tokens = torch.tensor(text_tokens(str(tmp_path), tok).astype(np.int64))
+    model.eval()
+    nats = []
+    for at in range(0, len(tokens) - 1, 16):
+        x, y = tokens[at : at + 16], tokens[at + 1 : at + 17]
+        logits = model(x[None, : len(y)])[0][0, :, :257].double()
+        nats.append(F.cross_entropy(logits, y, reduction="none"))
+    nats = torch.cat(nats)
+    counted = (tokens[1:] != tok.eot).sum().item()
+    result = evaluate_text(model, tok, str(tmp_path), batch_size=3)
+    assert result["tokens"] == len(nats) and result["bytes"] == counted
+    assert result["loss"] == pytest.approx(nats.mean().item(), rel=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(nats.mean().item()), rel=1e-4)
+    assert result["bits_per_byte"] == pytest.approx(nats.sum().item() / counted / math.log(2), rel=1e-5)
+    assert result["over"] == "documents" and result["groups"] >= 5
+    for name in ("loss", "perplexity", "bits_per_byte"):
+        low, high = result[f"{name}_95"]
+        assert low < result[name] < high
+    short = evaluate_text(model, tok, str(tmp_path), max_tokens=48)
+    assert 32 < short["tokens"] <= 48 and short["over"] == "runs of rows"  # three rows, the last one shorter
+
+
+def test_a_result_replaces_the_earlier_answer_to_the_same_question_and_no_other(tmp_path):
+    first, second = (tmp_path / "run/checkpoints" / f"step_{n}" for n in (1, 2))
+    for folder in (first, second):
+        folder.mkdir(parents=True)
+    path = save_result(first, dict(task="text", data="a", loss=3.0))
+    save_result(first, dict(task="text", data="b", loss=4.0))
+    save_result(second, dict(task="text", data="a", loss=2.0))
+    save_result(first, dict(task="text", data="a", loss=1.0))
+    assert path == tmp_path / "run/eval.json"
+    found = [(r["checkpoint"], r["data"], r["loss"]) for r in json.loads(path.read_text())]
+    assert found == [("step_1", "b", 4.0), ("step_2", "a", 2.0), ("step_1", "a", 1.0)]
+    alone = tmp_path / "copied"
+    alone.mkdir()
+    assert save_result(alone, dict(task="text", data="a", loss=1.0)) == alone / "eval.json"
+
+
+def test_the_line_of_a_result_shows_figures_and_intervals():
+    result = dict(data="x", loss=1.23456, bits_per_byte=0.5, perplexity=3.437, tokens=12345)
+    result |= dict(groups=7, over="documents", loss_95=[1.2, 1.3])
+    assert text_line(result) == (
+        "x: loss 1.2346 [1.2000, 1.3000], 0.5000 bits per byte, perplexity 3.44; "
+        "12,345 tokens, 95 % over 7 documents"
+    )
+
+
+def test_a_model_whose_training_diverged_gets_no_score_on_a_text(tmp_path, model):
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    model.lm_head.weight.data.fill_(math.nan)
+    with pytest.raises(UserError, match="not finite: its training diverged"):
+        evaluate_text(model, ByteTokenizer(), str(tmp_path / "a.txt"))

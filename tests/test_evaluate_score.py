@@ -1,7 +1,6 @@
 """The validation score: one number whatever the batches, order and processes; its units, its intervals."""
 
 import bz2
-import json
 import math
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpt.data.tokens import Corpus, write_token_data
 from tinygpt.ddp.world import World, run_processes
 from tinygpt.evaluate.score import (
     Score,
@@ -20,21 +18,16 @@ from tinygpt.evaluate.score import (
     eval_rows,
     eval_windows,
     evaluate,
-    evaluate_text,
     evaluate_world,
     ratio_interval,
     row_documents,
-    save_result,
     score_rows,
-    t_quantile,
-    text_line,
-    text_tokens,
     total_score,
 )
 from tinygpt.evaluate.tasks import continuation_losses
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
-from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
+from tinygpt.tokenizer import ByteTokenizer
 
 TEXT = "Validation text with some ünïcödé in it, 日本語 too. " * 20
 
@@ -152,11 +145,6 @@ def test_all_ranks_get_the_number_that_one_process_gets(model, tokens, world_siz
             assert (greedy == want_greedy).all()
 
 
-def test_t_quantiles_are_those_of_the_tables():
-    for freedom, want in {4: 2.776, 10: 2.228, 11: 2.201, 30: 2.042, 1e9: 1.960}.items():
-        assert t_quantile(0.975, freedom) == pytest.approx(want, abs=1e-2)
-
-
 def test_the_interval_of_equal_parts_is_the_textbook_one():
     x = np.random.default_rng(0).normal(5, 2, size=31)
     value, low, high = ratio_interval(x, np.ones(31))
@@ -195,22 +183,6 @@ def test_each_row_is_given_to_the_document_it_begins_in():
     assert row_documents(np.array([1, 1, 9, 1]), np.arange(2), 2, eot=9).tolist() == [0, 0]
 
 
-def test_texts_come_from_files_whole_and_from_folders_held_out(tmp_path):
-    tok = ByteTokenizer()
-    (tmp_path / "a.txt").write_text("The whole file.", encoding="utf-8")
-    assert text_tokens(str(tmp_path / "a.txt"), tok).tolist() == [256, *b"The whole file."]
-    (tmp_path / "b.txt").write_text("Second.", encoding="utf-8")
-    assert text_tokens(str(tmp_path), tok).tolist() == [256, *b"Second."]
-
-
-def test_token_files_of_another_tokenizer_are_refused(tmp_path):
-    corpus = Corpus("x", ["abc" * 20], ["cab"], "test")
-    write_token_data(tmp_path / "tokens", corpus, CharTokenizer.train("abc"))
-    assert text_tokens(str(tmp_path / "tokens"), CharTokenizer.train("abc")).tolist() == [3, 2, 0, 1]
-    with pytest.raises(UserError, match="of tokenizer .* the model knows"):
-        text_tokens(str(tmp_path / "tokens"), ByteTokenizer())
-
-
 def test_the_rows_of_a_short_evaluation_are_spread_evenly_from_the_first_to_the_last():
     rows = eval_rows(np.zeros(10_001), 10, 500)
     assert len(rows) == 50 and rows[0] == 0 and rows[-1] == 999 and set(np.diff(rows)) == {20, 21}
@@ -224,54 +196,3 @@ def test_two_processes_score_as_one_does(model, tokens):
     for score in run_processes(evaluate_world, 2, model, tokens, sizes, timeout=600):
         assert score.nats == pytest.approx(alone.nats, rel=1e-6)
         assert (score.tokens, score.bytes) == (alone.tokens, alone.bytes)
-
-
-def test_the_score_of_a_text_is_torchs_cross_entropy_with_an_interval_around_it(tmp_path, model):
-    tok = ByteTokenizer()
-    for i in range(249):  # of a folder the last files are held out
-        (tmp_path / f"{i:03d}.txt").write_text(f"Number {i}: {'ab' * (i % 3)}", encoding="utf-8")
-    tokens = torch.tensor(text_tokens(str(tmp_path), tok).astype(np.int64))
-    model.eval()
-    nats = []
-    for at in range(0, len(tokens) - 1, 16):
-        x, y = tokens[at : at + 16], tokens[at + 1 : at + 17]
-        logits = model(x[None, : len(y)])[0][0, :, :257].double()
-        nats.append(F.cross_entropy(logits, y, reduction="none"))
-    nats = torch.cat(nats)
-    counted = (tokens[1:] != tok.eot).sum().item()
-    result = evaluate_text(model, tok, str(tmp_path), batch_size=3)
-    assert result["tokens"] == len(nats) and result["bytes"] == counted
-    assert result["loss"] == pytest.approx(nats.mean().item(), rel=1e-5)
-    assert result["perplexity"] == pytest.approx(math.exp(nats.mean().item()), rel=1e-4)
-    assert result["bits_per_byte"] == pytest.approx(nats.sum().item() / counted / math.log(2), rel=1e-5)
-    assert result["over"] == "documents" and result["groups"] >= 5
-    for name in ("loss", "perplexity", "bits_per_byte"):
-        low, high = result[f"{name}_95"]
-        assert low < result[name] < high
-    short = evaluate_text(model, tok, str(tmp_path), max_tokens=48)
-    assert 32 < short["tokens"] <= 48 and short["over"] == "runs of rows"  # three rows, the last one shorter
-
-
-def test_a_result_replaces_the_earlier_answer_to_the_same_question_and_no_other(tmp_path):
-    first, second = (tmp_path / "run/checkpoints" / f"step_{n}" for n in (1, 2))
-    for folder in (first, second):
-        folder.mkdir(parents=True)
-    path = save_result(first, dict(task="text", data="a", loss=3.0))
-    save_result(first, dict(task="text", data="b", loss=4.0))
-    save_result(second, dict(task="text", data="a", loss=2.0))
-    save_result(first, dict(task="text", data="a", loss=1.0))
-    assert path == tmp_path / "run/eval.json"
-    found = [(r["checkpoint"], r["data"], r["loss"]) for r in json.loads(path.read_text())]
-    assert found == [("step_1", "b", 4.0), ("step_2", "a", 2.0), ("step_1", "a", 1.0)]
-    alone = tmp_path / "copied"
-    alone.mkdir()
-    assert save_result(alone, dict(task="text", data="a", loss=1.0)) == alone / "eval.json"
-
-
-def test_the_line_of_a_result_shows_figures_and_intervals():
-    result = dict(data="x", loss=1.23456, bits_per_byte=0.5, perplexity=3.437, tokens=12345)
-    result |= dict(groups=7, over="documents", loss_95=[1.2, 1.3])
-    assert text_line(result) == (
-        "x: loss 1.2346 [1.2000, 1.3000], 0.5000 bits per byte, perplexity 3.44; "
-        "12,345 tokens, 95 % over 7 documents"
-    )

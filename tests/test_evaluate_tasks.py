@@ -5,8 +5,10 @@ their definition.
 """
 
 import gzip
+import itertools
 import json
 import math
+import random
 
 import numpy as np
 import pytest
@@ -18,14 +20,20 @@ from hypothesis import strategies as st
 from tinygpt.evaluate.tasks import (
     TASKS,
     Item,
+    centered_accuracy,
     continuation_losses,
     encode_pair,
     evaluate_task,
+    exact_match,
+    few_shot,
     hellaswag_item,
     lambada_item,
     load_items,
+    mean_centered_accuracy,
     pair_windows,
+    pass_at_k,
     read_rows,
+    score_completions,
     score_items,
     task_line,
     wilson_interval,
@@ -380,3 +388,175 @@ def test_the_line_of_a_task_shows_its_metric_first_with_intervals_and_the_publis
     result |= dict(sampled=0.125, perplexity=8.0, perplexity_95=[4.0, 16.0])
     line = "acc 100.0 % [60.0, 100.0], sampled 12.5 %, perplexity 8.00 [4.00, 16.00]; n = 7 | "
     assert task_line(result) == f"lambada: {line}"
+
+
+QUESTIONS = [Item(f"{i} and {i}", [f" {i}", f" {2 * i}", " none"], 1) for i in range(12)]
+
+
+def test_solved_examples_stand_before_the_question_and_it_is_never_among_them():
+    for k in (0, 1, 4, 11):
+        shown = few_shot(QUESTIONS, k)
+        for item, asked in zip(QUESTIONS, shown, strict=True):
+            *examples, question = asked.context.split("\n\n")
+            assert question == item.context and (asked.options, asked.label) == (item.options, item.label)
+            others = {q.context + q.options[q.label] for q in QUESTIONS if q != item}
+            assert len(examples) == k and set(examples) <= others and len(set(examples)) == k
+
+
+def test_the_draws_are_those_of_the_harness_as_its_sampler_is_written():
+    """One generator for all questions. From the task's own questions one more is drawn than is needed.
+
+    Then the question is struck out.
+    """
+    for pool in (None, [Item(f"{i} plus 0", [f" {i}"], 0) for i in range(30)]):
+        rng = random.Random(1234)
+        for item, asked in zip(QUESTIONS, few_shot(QUESTIONS, 3, pool), strict=True):
+            source = QUESTIONS if pool is None else pool
+            drawn = [e for e in rng.sample(source, 3 if pool else 4) if e != item][:3]
+            lines = [e.context + e.options[e.label] for e in drawn]
+            assert asked.context == "\n\n".join([*lines, item.context])
+    assert few_shot(QUESTIONS, 2, seed=1) == few_shot(QUESTIONS, 2, seed=1) != few_shot(QUESTIONS, 2, seed=2)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_harness_itself_builds_the_same_prompts(tmp_path, own):
+    missing = "lm-evaluation-harness is not installed"
+    task = pytest.importorskip("lm_eval.api.task", reason=missing)
+    rows = [dict(q=f"{i} and {i}", choices=[str(i), str(2 * i), "none"], gold=1) for i in range(12)]
+    more = [dict(q=f"{i} plus 0", choices=[str(i), "x", "y"], gold=0) for i in range(20)]
+    files = {}
+    for split, content in (("test", rows), ("train", more)):
+        files[split] = str(tmp_path / f"{split}.jsonl")
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    config = dict(task="sums", dataset_path="json", dataset_kwargs=dict(data_files=files), test_split="test")
+    config |= dict(output_type="multiple_choice", doc_to_text="{{q}}", doc_to_target="gold")
+    config |= dict(doc_to_choice="choices", fewshot_split="test" if own else "train")
+    theirs = task.ConfigurableTask(config=config)
+    theirs.set_fewshot_seed(1234)
+    pool = None if own else [Item(r["q"], [" " + c for c in r["choices"]], r["gold"]) for r in more]
+    ours = few_shot(QUESTIONS, 3, pool)
+    for doc, asked in zip(theirs.test_docs(), ours, strict=True):
+        assert theirs.fewshot_context(doc, num_fewshot=3) == asked.context
+
+
+def test_a_question_that_is_in_the_pool_is_replaced_there():
+    pool = [*QUESTIONS[:4], *QUESTIONS[:4]]
+    for item, asked in zip(QUESTIONS[:4], few_shot(QUESTIONS[:4], 2, pool)):
+        assert asked.context.count(item.context) == 1 and asked.context.count("\n\n") == 2
+
+
+def test_too_few_examples_are_told_in_a_sentence():
+    for pool, k in ((None, 12), (QUESTIONS[:2], 3), ([QUESTIONS[0]] * 5, 2)):
+        with pytest.raises(UserError, match="few-shot examples: .* questions are needed"):
+            few_shot(QUESTIONS, k, pool)
+
+
+def test_a_task_is_asked_with_examples_from_the_whole_file_or_from_another(tmp_path):
+    model, tok = make_model(), ByteTokenizer()
+    path, other = tmp_path / "l.jsonl", tmp_path / "o.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{c} {c}"}) + "\n" for c in "xyzuvw"))
+    other.write_text("".join(json.dumps({"text": f"{c} {c}"}) + "\n" for c in "abcde"))
+    result = evaluate_task(model, tok, "lambada", str(path), limit=4, shots=2)
+    items = few_shot(load_items("lambada", str(path)), 2)[:4]
+    assert result["perplexity"] == pytest.approx(score_items(model, tok, items)["perplexity"], rel=1e-6)
+    assert result["n"] == 4 and result["few_shot"] == 2 and "n = 4, 2-shot" in task_line(result)
+    result = evaluate_task(model, tok, "lambada", str(path), shots=1, examples=str(other))
+    items = few_shot(load_items("lambada", str(path)), 1, load_items("lambada", str(other)))
+    assert result["perplexity"] == pytest.approx(score_items(model, tok, items)["perplexity"], rel=1e-6)
+    assert result["examples"] == str(other)
+    assert "few_shot" not in evaluate_task(model, tok, "lambada", str(path))
+
+
+def test_questions_that_do_not_fit_are_counted():
+    model, tok = make_model(), ByteTokenizer()  # a context of 12 bytes
+    items = [Item("a" * n, [" b", " cc"], 0) for n in (9, 10, 11)]  # 12, 13 and 14 ids with " cc"
+    result = score_items(model, tok, items)
+    assert result["cut"] == 1
+    assert "1 cut to fit" in task_line(result | dict(task="storycloze", published={}))
+    assert score_items(model, tok, items[:2])["cut"] == 0
+
+
+def test_centred_accuracy_is_0_for_guessing_and_1_for_knowing():
+    assert centered_accuracy(0.25, 0.25) == 0 and centered_accuracy(1.0, 0.25) == 1
+    assert centered_accuracy(0.4, 0.25) == pytest.approx(0.2) and centered_accuracy(0.4, 0.5) < 0
+    # GPT-2 on HellaSwag, as nanochat's table of its CORE metric gives it: accuracy and centred
+    assert centered_accuracy(0.308504, 0.25) == pytest.approx(0.078006, abs=1e-6)
+
+
+def test_the_mean_weighs_tasks_alike_whatever_their_size():
+    mean, _, _ = mean_centered_accuracy([(10, 10, 0.5), (250, 1000, 0.25)])
+    assert mean == 0.5
+    [low, high] = wilson_interval(31, 100)
+    assert mean_centered_accuracy([(31, 100, 0.0)]) == pytest.approx((0.31, low, high))
+    quarter = mean_centered_accuracy([(31, 100, 0.25)])
+    assert quarter == pytest.approx([(p - 0.25) / 0.75 for p in (0.31, low, high)])
+
+
+@pytest.mark.parametrize("shares", [(0.3, 0.55, 0.02), (0.26, 0.9, 0.5)])
+def test_about_95_of_100_intervals_hold_the_true_mean(shares):
+    sizes, chances = (300, 80, 150), (0.25, 0.5, 0.0)
+    truth = np.mean([(p - c) / (1 - c) for p, c in zip(shares, chances)])
+    counts = np.random.default_rng(0).binomial(sizes, shares, size=(2000, 3)).tolist()
+    ends = [mean_centered_accuracy(list(zip(row, sizes, chances)))[1:] for row in counts]
+    assert 0.93 < np.mean([low < truth < high for low, high in ends]) < 0.97
+
+
+def test_exact_match_ends_at_the_first_stop_string():
+    assert exact_match("42", "42") and exact_match("  42 \n43", "42")
+    assert not exact_match("42.", "42") and not exact_match("\n42", "42")
+    assert exact_match("yes; no\nmaybe", "yes", until=("\n", ";"))
+    assert not exact_match("42\nNext", "42", until=())
+
+
+def test_the_harness_itself_agrees_on_exact_matches():
+    metrics = pytest.importorskip("lm_eval.api.metrics", reason="lm-evaluation-harness is not installed")
+    for written, answer in (("42", "42"), ("42.", "42"), ("The king", "the king"), ("", "a")):
+        theirs = metrics.exact_match_fn(references=[answer], predictions=[written])["exact_match"]
+        assert exact_match(written, answer) == theirs
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_text(numbers):
+    n, c, k = numbers
+    subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_pass_at_k_is_right_in_the_mean_where_1_minus_a_power_is_not():
+    p, n, k = 0.1, 10, 5
+    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    mean = sum(chance * pass_at_k(n, c, k) for c, chance in enumerate(chances))
+    assert mean == pytest.approx(1 - (1 - p) ** k)
+    plugged = sum(chance * (1 - (1 - c / n) ** k) for c, chance in enumerate(chances))
+    assert plugged < mean - 0.02
+
+
+@pytest.mark.parametrize("n, c, k", [(5, 1, 6), (5, 6, 1), (5, -1, 1), (5, 1, 0)])
+def test_pass_at_k_refuses_what_cannot_be(n, c, k):
+    with pytest.raises(UserError, match=f"pass@{k} of {c} right texts in {n}"):
+        pass_at_k(n, c, k)
+
+
+def test_completions_are_drawn_cut_compared_and_counted():
+    asked = []
+
+    def complete(prompt):
+        asked.append(prompt)
+        right = prompt == "1+1=" or (prompt == "2+2=" and len(asked) % 2)
+        return {"1+1=": " 2", "2+2=": " 4"}.get(prompt, "?") + "\nmore" if right else "no"
+
+    questions = [("1+1=", "2"), ("2+2=", "4"), ("3+3=", "6")]
+    result = score_completions(questions, complete, n=4, ks=(1, 2))
+    assert asked == ["1+1="] * 4 + ["2+2="] * 4 + ["3+3="] * 4 and result["right"] == [4, 2, 0]
+    assert result["pass@1"] == pytest.approx(0.5) and result["pass@2"] == pytest.approx((1 + 5 / 6) / 3)
+    low, high = result["pass@1_95"]
+    assert low < 0.5 < high
+    once = score_completions(questions, lambda prompt: "2\n", n=1)
+    assert once["pass@1"] == pytest.approx(1 / 3) and once["pass@1_95"] == list(wilson_interval(1, 3))
+
+
+def test_a_model_whose_training_diverged_gets_no_score():
+    model = make_model()
+    model.lm_head.weight.data.fill_(math.nan)
+    with pytest.raises(UserError, match="not finite: its training diverged"):
+        score_items(model, ByteTokenizer(), [Item("a", [" b", " c"], 0)])

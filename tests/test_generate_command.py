@@ -47,6 +47,8 @@ def test_the_command_writes_text_and_a_seed_repeats_it(run, capsys):
         ("--temperature -1", "temperature = -1"),
         ("--device tpu", "tpu"),
         ("--num-samples 0", "num_samples = 0"),
+        ("--draft-tokens 0", "draft_tokens = 0"),
+        ("--forced four --max-new-tokens 3", "forced has 4 tokens, max_new_tokens = 3"),
         ("--max-new-tokens -3", "max_new_tokens = -3"),
         ("--best", "validation loss"),
         ("--tmperature 1", "--tmperature is not a setting: did you mean --temperature?"),
@@ -118,9 +120,68 @@ def test_a_prompt_with_characters_the_tokenizer_does_not_know_is_one_sentence(tm
 
 def test_ctrl_c_ends_it_with_130(run, capsys, monkeypatch):
     def interrupted(*_):
-        yield "piece"
+        yield None, "piece"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "stream_text", interrupted)
+    monkeypatch.setattr(module, "show_rows", interrupted)
     assert call(run, "--prompt", "Hello") == 130
     assert capsys.readouterr().out.startswith("Hellopiece")
+
+
+def test_a_text_ends_before_a_stop_string_alone_and_in_a_batch(run, capsys):
+    how = [run, "--max-new-tokens", 8, "--seed", 1, "--prompt", "Hello"]
+    call(*how)
+    text = capsys.readouterr().out.removeprefix("Hello").removesuffix("\n")
+    stop = text[3]
+    call(*how, "--stop", stop, "--stop", "never this")
+    assert capsys.readouterr().out == f"Hello{text.split(stop)[0]}\n"
+    call(*how, "--stop", stop, "--num-samples", 2)
+    assert capsys.readouterr().out.startswith(f"Hello{text.split(stop)[0]}\n----")
+
+
+def test_a_text_begins_with_what_is_forced(run, capsys):
+    call(run, "--max-new-tokens", 8, "--prompt", "Is it? ", "--forced", "No", "--num-samples", 2)
+    first, second = capsys.readouterr().out.removesuffix("\n").split("\n" + "-" * 40 + "\n")
+    assert first.startswith("Is it? No") and second.startswith("Is it? No") and first != second
+
+
+def test_special_tokens_in_a_prompt_are_text_with_a_note_and_tokens_with_a_flag(run, capsys, monkeypatch):
+    begun, real = [], module.decode_rows
+
+    def noting(model, rows, *how):
+        begun.append(rows[0].prompt)
+        return real(model, rows, *how)
+
+    monkeypatch.setattr(module, "decode_rows", noting)
+    how = [run, "--max-new-tokens", 2, "--prompt", "a<|endoftext|>"]
+    call(*how)
+    note = "note: special tokens in the prompt are read as text: --special reads them as such\n"
+    assert capsys.readouterr().err == note and begun[0] == [256, *b"a<|endoftext|>"]
+    call(*how, "--special")
+    assert capsys.readouterr().err == "" and begun[1] == [256, 97, 256]
+    call(run, "--max-new-tokens", 2, "--prompt", "a")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_draft_changes_no_greedy_text_and_a_seed_repeats_the_drawn_one(run, tmp_path, capsys):
+    save_checkpoint(tmp_path / "draft", build(), ByteTokenizer())
+    how = [run, "--max-new-tokens", 12, "--prompt", "Hello"]
+    call(*how, "--temperature", 0)
+    plain = capsys.readouterr().out
+    for more in ([], ["--draft-tokens", 1], ["--num-samples", 2]):
+        call(*how, "--temperature", 0, "--draft", tmp_path / "draft", *more)
+        assert capsys.readouterr().out.startswith(plain)
+    call(*how, "--seed", 1, "--draft", tmp_path / "draft")
+    drawn = capsys.readouterr().out
+    call(*how, "--seed", 1, "--draft", tmp_path / "draft")
+    assert capsys.readouterr().out == drawn
+
+
+def test_a_draft_with_other_tokens_is_refused(run, tmp_path, capsys):
+    "Also one with as many of them."
+    tokenizer = CharTokenizer.train("".join(map(chr, range(32, 288))))
+    save_checkpoint(tmp_path / "c", build(tokenizer.n_vocab), tokenizer)
+    assert tokenizer.n_vocab == 257
+    assert call(run, "--draft", tmp_path / "c") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "has another tokenizer than" in err and err.count("\n") == 1

@@ -1,5 +1,7 @@
 """Draws follow the probabilities, a cache changes nothing, and rows of a batch are what they are alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,14 +9,17 @@ from hypothesis import strategies as st
 
 from tinygpt.generate.sample import (
     NextLogits,
+    Row,
+    check_rows,
     check_sampling,
     context_start,
+    decode_rows,
     generate_batch,
-    generate_texts,
     generate_tokens,
-    prompt_ids,
     sampling_probs,
-    stream_text,
+    seeded_rows,
+    show_rows,
+    split_at_stop,
 )
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
@@ -183,6 +188,8 @@ def test_a_batch_without_rows_or_without_new_tokens_is_empty_and_an_empty_prompt
     assert generate_batch(model, [], 5) == [] and generate_batch(model, [[1], [2, 3]], 0) == [[], []]
     with pytest.raises(UserError, match="empty"):
         generate_batch(model, [[1], []], 5)
+    with pytest.raises(UserError, match="empty"):
+        next(generate_tokens(model, torch.zeros(1, 0, dtype=torch.long), 1))
 
 
 def test_a_batch_leaves_the_model_in_its_mode_also_after_an_error(model):
@@ -230,40 +237,6 @@ def test_the_model_comes_back_in_the_mode_it_was_in(model):
     assert model.training
 
 
-class Scripted(torch.nn.Module):
-    "Says given ids one after the other."
-
-    def __init__(self, ids):
-        super().__init__()
-        self.config = GPTConfig.gpt2(**SMALL)
-        self.ids = ids
-        self.at = 0
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, idx, cache=None):
-        logits = torch.zeros(1, idx.shape[1], 257)
-        logits[0, -1, self.ids[self.at]] = 100.0
-        self.at += 1
-        return logits, None
-
-
-def test_streaming_gives_whole_characters_and_stops_at_eot():
-    ids = [*"né日".encode(), 256, *b"never said"]
-    pieces = list(stream_text(Scripted(ids), ByteTokenizer(), "", 20))
-    assert pieces == ["n", "é", "日"]
-
-
-def test_streaming_a_half_character_at_the_end_does_not_crash():
-    assert "".join(stream_text(Scripted(list("é".encode()[:1])), ByteTokenizer(), "", 1)) == "\ufffd"
-
-
-def test_an_empty_prompt_and_one_longer_than_the_context_work(model):
-    assert isinstance("".join(stream_text(model, ByteTokenizer(), "", 5, seed=0)), str)
-    assert isinstance("".join(stream_text(model, ByteTokenizer(), "long " * 50, 5, seed=0)), str)
-    with pytest.raises(UserError, match="empty"):
-        next(generate_tokens(model, torch.zeros(1, 0, dtype=torch.long), 1))
-
-
 @pytest.mark.parametrize(
     "bad, name",
     [
@@ -278,17 +251,6 @@ def test_an_empty_prompt_and_one_longer_than_the_context_work(model):
 def test_sampling_settings_that_mean_nothing_are_refused(bad, name):
     with pytest.raises(UserError, match=name):
         check_sampling(**{**dict(temperature=1.0, top_k=0, top_p=1.0), **bad})
-
-
-def test_texts_of_a_batch_are_those_of_the_stream(model):
-    prompts = ["", "Hello", "n" * 40]
-    texts = generate_texts(model, ByteTokenizer(), prompts, 20, seed=7)
-    for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        assert text == "".join(stream_text(model, ByteTokenizer(), prompt, 20, seed=7 + i))
-
-
-def test_a_text_begins_as_documents_do():
-    assert prompt_ids(ByteTokenizer(), "") == [256] and prompt_ids(ByteTokenizer(), "ab") == [256, 97, 98]
 
 
 def test_the_cache_has_room_for_what_is_asked_for_and_not_for_the_whole_context(monkeypatch):
@@ -324,3 +286,172 @@ def test_logits_that_are_not_finite_are_a_sentence(bad):
     with pytest.raises(UserError, match="logits are not finite"):
         sampling_probs(torch.tensor([0.0, bad]), temperature=0.8)
     assert sampling_probs(torch.tensor([0.0, -float("inf")])).tolist() == [1.0, 0.0]
+
+
+# one prefill for rows that begin alike, and rows that leave
+
+
+def shapes_of(model, run):
+    "(rows, columns) of each pass of the model while `run()` runs."
+    shapes = []
+    hook = model.register_forward_hook(lambda module, args, output: shapes.append(tuple(args[0].shape)))
+    run()
+    hook.remove()
+    return shapes
+
+
+def test_samples_of_one_prompt_share_its_prefill_and_not_their_draws(model):
+    prompts = [[1, 2, 3, 4]] * 5
+    shapes = shapes_of(model, lambda: generate_batch(model, prompts, 3, seed=0))
+    assert shapes == [(1, 4), (5, 1), (5, 1)]
+    assert len({tuple(row) for row in generate_batch(model, prompts, 3, seed=0)}) > 1
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rows_alike_and_rows_that_are_not_read_what_they_would_alone(name):
+    "Also where the n-gram tables remember the last two tokens of each row."
+    config = VARIANTS[name]
+    for rows in (None, 64):
+        model = opinionated(replace(config, ngram_rows=rows)).eval()
+        ids = torch.randint(257, (5, 12), generator=torch.Generator().manual_seed(4))
+        ids[3], ids[1] = ids[0], ids[4]
+        next_logits = NextLogits(model)
+        with torch.no_grad():
+            next_logits(ids[:, :7])
+            ids[3, 7:] = ids[2, 7:]  # from here on they differ
+            kept = torch.tensor([4, 0, 3])
+            next_logits.keep(kept)
+            for n in (8, 9, 12):
+                got = next_logits(ids[kept][:, :n])
+                want = model(ids[kept][:, :n])[0][:, -1]
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-4)
+
+
+def test_the_last_columns_are_those_of_a_full_pass(model):
+    ids = torch.randint(257, (2, 14), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        want = model.eval()(ids)[0]
+        cached = NextLogits(model)
+        torch.testing.assert_close(cached(ids[:, :9], last=4), want[:, 5:9], rtol=1e-4, atol=2e-4)
+        torch.testing.assert_close(cached(ids, last=3), want[:, 11:14], rtol=1e-4, atol=2e-4)
+        plain = NextLogits(model, use_cache=False)
+        torch.testing.assert_close(plain(ids, last=3), want[:, 11:14])
+
+
+def test_a_row_that_is_done_leaves_the_batch_and_the_others_do_not_notice(model):
+    prompts = [[1, 2, 3], [9], [4] * 7, [1, 2, 4]]
+    plain = generate_batch(model, prompts, 12, temperature=0)
+    rows = seeded_rows(prompts, seed=None)
+    sizes = []
+    hook = model.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
+    for row in decode_rows(model, rows, 12, temperature=0):
+        if row is rows[3] and len(row.new) == 2 or row is rows[0] and len(row.new) == 5:
+            row.finish = "told to"
+    hook.remove()
+    assert [row.new for row in rows] == [plain[0][:5], plain[1], plain[2], plain[3][:2]]
+    assert [row.finish for row in rows] == ["told to", "length", "length", "told to"]
+    assert max(sizes) == 4 and sizes[-1] == 1 and sizes.count(4) < 6
+
+
+# forced tokens and log-probabilities
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_log_probabilities_are_those_of_full_passes_whatever_the_draw_was(name):
+    model = opinionated(VARIANTS[name]).eval()
+    rows = seeded_rows([[1, 2, 3], [7] * 9], seed=3, forced=[11, 12])
+    for _ in decode_rows(model, rows, 20, temperature=0.5, top_k=3, logprobs=4):
+        pass
+    for row in rows:
+        assert row.new[:2] == [11, 12] and len(row.new) == len(row.logprobs) == len(row.top) == 20
+        whole = torch.tensor([row.prompt + row.new])
+        for i, token in enumerate(row.new):
+            n = len(row.prompt) + i
+            with torch.no_grad():
+                logits = model(whole[:, context_start(n, 16) : n])[0][0, -1]
+            want = torch.distributions.Categorical(logits=logits).logits
+            assert row.logprobs[i] == pytest.approx(want[token].item(), abs=1e-3)
+            values, ids = want.topk(4)
+            assert sorted(row.top[i].values(), reverse=True) == pytest.approx(values.tolist(), abs=1e-3)
+            assert row.top[i].keys() == set(ids.tolist()) or values.diff().abs().min() < 1e-3
+
+
+def test_forced_tokens_use_no_draw_and_the_rest_is_as_after_a_prompt_that_has_them(model):
+    [row] = seeded_rows([[5, 6]], seed=8, forced=[7, 8, 9])
+    for _ in decode_rows(model, [row], 10):
+        pass
+    assert row.new == [7, 8, 9, *generate_batch(model, [[5, 6, 7, 8, 9]], 7, seed=8)[0]]
+    assert row.logprobs == [] and row.finish == "length"
+
+
+def test_a_forced_end_ends_and_too_many_forced_tokens_are_refused(model):
+    [row] = seeded_rows([[5, 6]], seed=8, forced=[7, 256, 9])
+    steps = [each.finish for each in decode_rows(model, [row], 10, ends={256}, logprobs=0)]
+    assert row.new == [7] and steps == ["", "eot"] and len(row.logprobs) == 1 and row.top == [{}]
+    with pytest.raises(UserError, match="forced has 3 tokens, max_new_tokens = 2"):
+        check_rows([Row([1], forced=[1, 2, 3])], 2)
+    with pytest.raises(UserError, match="forced has 3 tokens"):
+        next(decode_rows(model, [Row([1], forced=[1, 2, 3])], 2))
+    check_rows([Row([1], forced=[1, 2, 3])], 3)
+
+
+# stop strings
+
+
+def stopped(text: str, stop: list[str]) -> str:
+    "Letter by letter: the text before the first stop string that is complete; the longest of those."
+    for end in range(1, len(text) + 1):
+        done = [s for s in stop if text[:end].endswith(s)]
+        if done:
+            return text[: end - max(map(len, done))]
+    return text
+
+
+LETTERS = st.text("ab\n", max_size=12)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(LETTERS, max_size=6), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3))
+def test_a_stop_string_is_found_however_the_text_is_cut_and_nothing_of_it_is_shown(pieces, stop):
+    text, want = "".join(pieces), stopped("".join(pieces), stop)
+    shown, waits = "", ""
+    for i, piece in enumerate(pieces):
+        show, waits = split_at_stop(waits + piece, stop)
+        shown += show
+        assert want.startswith(shown)  # nothing is taken back
+        if waits is None:
+            break
+        so_far = "".join(pieces[: i + 1])
+        assert shown + waits == so_far
+        # and nothing waits that need not: some continuation would make a stop string of it
+        assert not waits or any(s.startswith(waits) and s != waits for s in stop)
+    assert shown + (waits or "") == want
+    assert (waits is None) == (want != text)
+
+
+class Scripted:
+    "Rows that get given tokens: what `decode_rows` would yield."
+
+    def __init__(self, *texts, ends=()):
+        self.rows = [Row([0], None) for _ in texts]
+        self.texts = texts
+        self.ends = set(ends)
+
+    def __iter__(self):
+        for i in range(max(map(len, self.texts))):
+            for row, tokens in zip(self.rows, self.texts):
+                if i < len(tokens) and not row.finish:
+                    row.take(tokens[i], self.ends, len(tokens))
+                    yield row
+
+
+def test_rows_in_turn_are_shown_as_each_alone_and_say_why_they_ended():
+    texts = [list(t) for t in ("né日 stop not".encode(), b"some sto", "x日".encode()[:3])]
+    script = Scripted(*texts, [*b"ab", 256, *b"cd"], ends={256})
+    pieces = {row: [] for row in script.rows}
+    for row, piece in show_rows(ByteTokenizer(), script, ["stop"]):
+        pieces[row].append(piece)
+    assert [row.text for row in script.rows] == ["né日 ", "some sto", "x\ufffd", "ab"]
+    assert [row.finish for row in script.rows] == ["stop", "length", "length", "eot"]
+    assert all("".join(pieces[row]) == row.text for row in script.rows)
+    assert pieces[script.rows[1]] == ["", "so", "m", "e", " ", "", "", "sto"]

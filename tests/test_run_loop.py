@@ -415,7 +415,7 @@ def at_step(number, act):
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved"])
-def test_a_run_whose_folder_is_gone_in_mid_run_loses_no_weight(config, how, capsys):
+def test_a_run_whose_folder_is_gone_in_mid_run_loses_no_weight_and_no_line(config, how, capsys):
     config.eval = replace(config.eval, eval_every=5, save_every=5, sample_tokens=2)
     whole = train(config, progress="none")
     config.run.name = how
@@ -426,10 +426,47 @@ def test_a_run_whose_folder_is_gone_in_mid_run_loses_no_weight(config, how, caps
     out = capsys.readouterr()
     assert out.out.count("is gone (moved or deleted") == 1 and "Traceback" not in out.err
     assert [folder.name for folder in checkpoints(config.folder)] == ["step_000015", "step_000020"]
+
+    def losses(folder):
+        return [line["loss"] for line in read_metrics(folder) if "loss" in line]
+
+    assert losses(config.folder) == whole.losses
+    log = (config.folder / "log.txt").read_text()
+    assert " 20 steps of " in log and "step 5: validation" in log and "step 20: validation" in log
+    assert (config.folder / "report.md").exists() and "--- step 15" in (
+        config.folder / "samples.txt"
+    ).read_text()
     config.optim = replace(config.optim, max_steps=22)
     assert train(config, progress="none", resume=True).finished
-    if how == "moved":
+    assert len(losses(config.folder)) == 22
+    if how == "moved":  # there the run stands as it was
         assert [folder.name for folder in checkpoints(elsewhere)] == ["step_000005", "step_000010"]
+        assert losses(elsewhere) == whole.losses[:10]
+
+
+def test_where_the_folder_cannot_be_made_again_the_run_ends_in_a_sentence_before_a_save(
+    config, monkeypatch, capsys
+):
+    config.eval = replace(config.eval, save_every=5)
+    elsewhere = config.folder.with_name("elsewhere")
+    real = run_loop.write_config
+
+    def read_only(run):
+        if config.folder.exists():
+            return real(run)
+        raise OSError(30, "Read-only file system", str(config.folder))
+
+    def move():
+        config.folder.rename(elsewhere)
+        monkeypatch.setattr(run_loop, "write_config", read_only)
+
+    with pytest.raises(UserError, match="test: Read-only file system: choose a place"):
+        train(config, progress="none", loss_fn=at_step(7, move))
+    assert not config.folder.exists() and len(complaints(capsys)) == 1
+    assert load_model(elsewhere)[2].name == "step_000005"
+    elsewhere.rename(config.folder)
+    monkeypatch.undo()
+    assert len(train(config, resume=True, progress="none").losses) == 15
 
 
 REFUSALS = {

@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ from two_hosts import TwoHosts, why_not
 import tinygpt.accumulate as accumulate_module
 import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints
+from tinygpt.ddp.watchdog import Watchdog
 from tinygpt.ddp.world import World, run_processes
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.precision import Policy
@@ -539,3 +541,89 @@ def test_a_rank_that_is_killed_ends_the_run_and_a_survivor_names_it_and_the_chec
         and f"--resume {place[0] / name}" in line
     )
     assert output.index(line) < output.index("ChildFailedError")
+
+
+# rank 1 stands still before the first step: when all have met, or while it reads its data
+STANDS_STILL = """
+import os
+import signal
+import sys
+
+import tinygpt.run.setup as setup
+import tinygpt.train as trainer
+
+where, *argv = sys.argv[1:]
+init_world, open_run_data, watchdog = trainer.init_world, setup.open_run_data, trainer.Watchdog
+
+
+def stop_at(place):
+    if place == where and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def meeting(*args, **kw):
+    world = init_world(*args, **kw)
+    os.environ["TINYGPT_MEETING"] = "2"  # seconds, of what comes after
+    stop_at("met")
+    return world
+
+
+def reading(*args):
+    stop_at("reading")
+    return open_run_data(*args)
+
+
+trainer.init_world, setup.open_run_data = meeting, reading
+trainer.Watchdog = lambda world, words, patience: watchdog(world, words, patience=3)
+sys.exit(trainer.main(argv))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGSTOP")
+@pytest.mark.parametrize(
+    "where, status, told",
+    [("met", 2, "waiting for 1 of 2 processes"), ("reading", 1, "no sign of life for 3 s")],
+)
+def test_a_rank_that_stands_still_before_the_first_step_ends_the_others(tmp_path, words, where, status, told):
+    "In the collectives they would wait for half an hour."
+    (tmp_path / "script.py").write_text(STANDS_STILL)
+    argv = [sys.executable, "script.py", where, "--data", words, "--tokenizer", "byte", "--device", "cpu"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+    ranks = []
+    for rank in ("0", "1"):
+        env = os.environ | place | dict(RANK=rank, LOCAL_RANK=rank, OMP_NUM_THREADS="1")
+        how = dict(cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        ranks.append(subprocess.Popen([*map(str, argv)], **how))
+    try:
+        said = ranks[0].communicate(timeout=LAST_RESORT)[1]
+    finally:
+        for process in ranks:
+            process.kill()
+        ranks[1].communicate()
+    assert told in said and "rank 1" in said and "Traceback" not in said, said
+    assert ranks[0].returncode == status and not (tmp_path / "runs/laptop").exists()
+
+
+def refused_together(world):
+    "What all ranks refuse; rank 1 is slow to leave, and its watchdog looks at rank 0 meanwhile."
+
+    def refuse():
+        if world.is_main:
+            raise UserError("no room")
+
+    dog = Watchdog(world, interval=0.05)
+    with pytest.raises(UserError, match="no room"), dog:
+        try:
+            on_all(world, refuse)
+        finally:
+            if world.rank == 1:
+                wait_until(lambda: dog.heart.state_of(0) != "running", what="rank 0 has left")
+                looks = dog.looks
+                wait_until(lambda: dog.looks > looks + 3, what="some looks")
+    return dog.heart.state
+
+
+def test_a_sentence_that_all_ranks_say_makes_no_rank_the_dead_one():
+    assert run_processes(refused_together, 2, timeout=LAST_RESORT) == ["done", "done"]

@@ -40,6 +40,25 @@ def test_a_resumed_run_cuts_what_it_will_make_again(tmp_path):
     assert read_metrics(tmp_path) == []
 
 
+def test_the_last_validation_stands_once_however_often_a_finished_run_is_resumed(tmp_path):
+    log = RunLog(tmp_path)
+    log.write(step=0, loss=2.0)
+    log.write(step=1, val_loss=1.5, val_tokens=10)
+    log.write(step=1, val_loss=1.25, val_tokens=99)
+    log.close()
+    whole = (tmp_path / "metrics.jsonl").read_text()
+    for _ in range(3):
+        resumed = RunLog(tmp_path, from_step=1)
+        resumed.write(step=1, val_loss=1.25, val_tokens=99)
+        resumed.close()
+        assert (tmp_path / "metrics.jsonl").read_text() == whole
+    # another value is another line: nothing that was measured is dropped
+    other = RunLog(tmp_path, from_step=1)
+    other.write(step=1, val_loss=1.26, val_tokens=99)
+    other.close()
+    assert [line["val_loss"] for line in read_metrics(tmp_path) if "val_loss" in line] == [1.5, 1.25, 1.26]
+
+
 def test_values_that_are_not_finite_can_be_read_back(tmp_path):
     log = RunLog(tmp_path, show=lambda text: None)
     log.write(step=0, loss=math.nan)

@@ -14,13 +14,16 @@ import pytest
 import torch
 
 import tinygpt.run.setup as run_setup
-from tinygpt.checkpoint import checkpoints, save_checkpoint
+from tinygpt.checkpoint import checkpoints, load_model, save_checkpoint
+from tinygpt.data.__main__ import main as prepare_main
+from tinygpt.data.tokens import Corpus, write_token_data
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
+from tinygpt.run.config import load_config
 from tinygpt.run.presets import PRESETS, preset
 from tinygpt.run.setup import begin_run, choose_prompt, initial_model, last_words
 from tinygpt.support import UserError
-from tinygpt.tokenizer import ByteTokenizer
+from tinygpt.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from tinygpt.train import main, train
 
 SMALL = dict(vocab_size=257, block_size=32, n_layer=2, n_head=2, n_embd=32)
@@ -98,6 +101,77 @@ def test_another_vocabulary_or_a_missing_place_is_refused_before_anything_is_wri
     with pytest.raises(UserError, match="config.json"):
         quiet(config)
     assert not config.folder.exists()
+
+
+def test_a_tokenizer_that_is_not_the_weights_own_is_refused_with_the_one_that_is(config, tmp_path, words):
+    bpe, other = (BPETokenizer.train([words.read_text()[:n]], 280) for n in (3000, 60))
+    assert other.vocab != bpe.vocab
+    other.save(tmp_path / "other.json")
+    bpe.save(tmp_path / "same.json")
+    form = GPTConfig.gpt2(**SMALL | dict(vocab_size=280))
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", GPT(form), bpe)
+    config.run.init_from = str(tmp_path / "run")
+    for named in ("byte", "char", str(tmp_path / "other.json")):
+        config.data.tokenizer = named
+        with pytest.raises(UserError, match="tokenizer = .* was trained with another one") as error:
+            quiet(config)
+    assert not config.folder.exists()
+    remedy = shlex.split(str(error.value).partition("give --tokenizer ")[2])[0]
+    for named in (remedy, str(tmp_path / "same.json"), "bpe"):  # bpe is what nobody named
+        config.data.tokenizer = named
+        assert begin_run(config).data.tokenizer.fingerprint == bpe.fingerprint
+
+
+def test_a_run_by_characters_is_gone_on_from_with_characters(config, tmp_path):
+    letters = CharTokenizer.train("".join(map(chr, range(10, 128))))
+    form = GPTConfig.gpt2(**SMALL | dict(vocab_size=letters.n_vocab))
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", GPT(form), letters)
+    config.run.init_from, config.data.tokenizer = str(tmp_path / "run"), "char"
+    assert begin_run(config).data.tokenizer.fingerprint == letters.fingerprint
+
+
+def test_tokens_whose_ids_mean_something_else_to_the_weights_are_refused(config, tmp_path):
+    "As many ids as bytes have, and each is another letter."
+    greek = CharTokenizer("".join(map(chr, range(0x370, 0x470))))
+    text = greek.chars * 10
+    write_token_data(tmp_path / "tokens", Corpus("t", [text], [text], "a test"), greek)
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", GPT(GPTConfig.gpt2(**SMALL)), ByteTokenizer())
+    config.run.init_from, config.data.source = str(tmp_path / "run"), str(tmp_path / "tokens")
+    with pytest.raises(UserError, match="has other ids than the data: prepare the text again, with") as error:
+        quiet(config)
+    remedy = shlex.split(str(error.value).partition("--tokenizer ")[2])[0]
+    (tmp_path / "text.txt").write_text(text)
+    assert (
+        prepare_main(["prepare", str(tmp_path / "text.txt"), str(tmp_path / "new"), "--tokenizer", remedy])
+        == 0
+    )
+    config.data.source = str(tmp_path / "new")
+    assert begin_run(config).data.tokenizer.kind == "byte"
+
+
+def test_a_run_goes_on_where_the_file_of_its_tokenizer_is_gone(config, tmp_path, words, monkeypatch):
+    "The run that it began with is deleted, and the cache."
+    monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path / "cache"))
+    bpe = BPETokenizer.train([words.read_text()[:3000]], 280)
+    form = GPTConfig.gpt2(**SMALL | dict(vocab_size=280))
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", GPT(form), bpe)
+    config.run.init_from, config.data.tokenizer = str(tmp_path / "run"), "bpe"
+    config.eval = replace(config.eval, save_every=5, compressors=False)
+    whole = quiet(config)
+    for old in (checkpoints(whole.run)[-1], tmp_path / "run", tmp_path / "cache"):
+        shutil.rmtree(old)
+    assert quiet(config, resume=True).losses == whole.losses[5:]  # with the config of the caller
+    shutil.rmtree(checkpoints(whole.run)[-1])
+    moved = whole.run.rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "cache")
+    assert main(["--resume", str(moved)]) == 0
+    tuned, tokenizer, _ = load_model(moved)
+    assert all(torch.equal(a, b) for a, b in zip(tuned.parameters(), whole.model.parameters()))
+    shutil.rmtree(moved / "checkpoints")  # nothing was saved: the weights that it began with bring it again
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", GPT(form), bpe)
+    anew = load_config(moved / "config.json")
+    assert anew.data.tokenizer == "bpe"
+    assert begin_run(anew).data.tokenizer.fingerprint == tokenizer.fingerprint == bpe.fingerprint
 
 
 def test_eval_only_scores_both_parts_and_writes_nothing(config, capsys):

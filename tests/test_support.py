@@ -21,11 +21,14 @@ from tinygpt.support import (
     check_exercise,
     command,
     hold_lock,
+    interval,
     measure_time,
     parse_options,
     peak_bytes,
     plot_style,
     read_json,
+    t_quantile,
+    t_share,
 )
 
 
@@ -447,3 +450,28 @@ def test_help_tells_the_fields_and_ends_with_0_a_wrong_value_with_2(capsys):
     with pytest.raises(SystemExit) as ended:
         parse_options(Build, ["--shape.n-layer", "many"], "build")
     assert ended.value.code == 2 and "many" in capsys.readouterr().err
+
+
+def test_t_quantiles_are_those_of_the_tables():
+    "The 97.5 % points as printed in any table of Student's distribution."
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 10: 2.228, 30: 2.042}
+    for freedom, want in table.items():
+        assert t_quantile(0.975, freedom) == pytest.approx(want, abs=6e-4)
+    # 99.5 %, far out where an expansion about the normal one fails; and where it is the normal one
+    assert t_quantile(0.995, 3) == pytest.approx(5.841, abs=6e-4)
+    for freedom in (9_000, 10**9):
+        assert t_quantile(0.995, freedom) == pytest.approx(2.5758, abs=1e-3)
+
+
+def test_t_share_is_the_area_under_students_density():
+    for freedom in (1, 2, 3, 6, 7):
+        x = torch.linspace(-1.7, 1.7, 20_001, dtype=torch.float64)
+        density = torch.distributions.StudentT(float(freedom)).log_prob(x).exp()
+        assert t_share(1.7, freedom) == pytest.approx(torch.trapezoid(density, x).item(), abs=1e-6)
+
+
+def test_an_interval_is_students():
+    mean, half = interval([1.0, 2.0, 3.0, 4.0])
+    assert mean == 2.5 and half == pytest.approx(3.182 * (5 / 3) ** 0.5 / 2, rel=1e-3)
+    wider = interval([1.0, 2.0, 3.0, 4.0], level=0.99)
+    assert wider[0] == 2.5 and wider[1] == pytest.approx(5.841 * (5 / 3) ** 0.5 / 2, rel=1e-3)

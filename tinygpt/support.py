@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'UserError', 'file_problem', 'read_json', 'atomic_path', 'hold_lock', 'cache_dir', 'Timing', 'synchronize',
-           'measure_time', 'peak_bytes', 'plot_style', 'check_exercise', 'command', 'parse_options']
+           'measure_time', 'peak_bytes', 'plot_style', 't_share', 't_quantile', 'interval', 'check_exercise', 'command',
+           'parse_options']
 
 # %% ../nbs/more/00_support.ipynb #imports
 import dataclasses
@@ -14,6 +15,7 @@ import functools
 import gc
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,6 +263,51 @@ def plot_style():
         "font.size": 10,
     }
     plt.rcParams.update(look)
+
+# %% ../nbs/more/00_support.ipynb #interval
+def t_share(
+    t: float,
+    freedom: int,  # degrees of freedom, 1 or more
+) -> float:
+    "The share of Student's distribution between -t and t (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for k in range(2 + odd, freedom, 2):
+        term *= (k - 1) / k * math.cos(angle) ** 2
+        total += term
+    if not odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + (math.sin(angle) * total if freedom > 1 else 0))
+
+
+def t_quantile(
+    p: float,  # between 0.5 and 1, without the two
+    freedom: int,  # degrees of freedom, 1 or more
+) -> float:
+    "The quantile of Student's t, by bisection of `t_share`; beyond 10,000 degrees the normal one."
+    if freedom > 10_000:
+        return statistics.NormalDist().inv_cdf(p)
+    low, high = 0.0, 1.0
+    while t_share(high, freedom) < 2 * p - 1:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if t_share(middle, freedom) < 2 * p - 1:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def interval(
+    values: Iterable[float],  # independent, of the same distribution; two or more
+    level: float = 0.95,
+) -> tuple[float, float]:
+    "(mean, half the width of Student's interval around it)."
+    values = list(values)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.mean(values), t_quantile(0.5 + level / 2, len(values) - 1) * error
 
 # %% ../nbs/more/00_support.ipynb #exercise
 def check_exercise(

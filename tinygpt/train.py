@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .data.tokens import TokenData
 from .ddp.watchdog import Watchdog
-from .ddp.world import close_world
+from .ddp.world import close_world, init_world
 from .evaluate.score import Score
 from .model import GPT
 from .run.command import parse_arguments
@@ -53,9 +53,15 @@ def train(
         run, val = score_run(config, resume, progress == "bar")
         return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
 
-    run = open_run(config, resume, overwrite, progress == "bar")
-    watchdog = Watchdog(run.world, lambda: last_words(run.config))
-    with closing(run), watchdog, Log(run, progress) as log, StopSignal() as signal:
+    world = init_world(config.check().system.device, timeout=1800)
+    with (
+        # from here on nobody waits for a rank that is gone; reading data may keep one from a sign of life
+        Watchdog(world, lambda: last_words(config), patience=300) as watchdog,
+        closing(open_run(config, resume, overwrite, progress == "bar", world)) as run,
+        Log(run, progress) as log,
+        StopSignal() as signal,
+    ):
+        watchdog.be_patient(20)
         stepper, judge, keeper = Stepper(run, log.say, loss_fn), Judge(run, log), Keeper(run, log)
         introduce(run, log, stepper.compile_line)
         stop = run.finished

@@ -152,6 +152,14 @@ class Watchdog:
         sys.stdout.flush()
         os._exit(1)
 
+    def be_patient(
+        self,
+        patience: float = 20.0,  # seconds without a sign of life
+    ) -> None:
+        "From now on a rank is taken for dead after so many seconds."
+        if self.world.world_size > 1:
+            self.heart.patience = patience
+
     def explain(
         self,
         patience: float | None = None,  # seconds to wait for it; None: until the silent one is known
@@ -212,6 +220,8 @@ class Watchdog:
 
     def __exit__(self, kind, error, trace):
         if error is None or not isinstance(error, Exception):  # Ctrl-C reaches all ranks by itself
+            return self.done()
+        if getattr(error, "agreed", False):  # all ranks raise it: nobody has to be told
             return self.done()
         talk = re.search(r"gloo|nccl|ProcessGroup|connection|timed out", str(error), re.IGNORECASE)
         if talk or isinstance(error, dist.DistError):

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ..support import UserError
 
@@ -178,6 +179,11 @@ class _Meeting(threading.Thread):
         return f"waiting for {len(missing)} of {self.size} processes at {self.where}: rank {ranks}"
 
 # %% ../../nbs/more/13_ddp_world.ipynb #connect
+def _meeting_limit() -> float:
+    "Seconds in which all ranks must have come."
+    return seconds_of("TINYGPT_MEETING", os.environ.get("TINYGPT_MEETING", 300))
+
+
 def connect_store(
     name: str,  # what for: a part of the keys
     timeout: float,  # seconds that the store's answers may take
@@ -191,7 +197,7 @@ def connect_store(
     """
     remedy = "see whether they run and reach that address"
     if limit is None:
-        limit = seconds_of("TINYGPT_MEETING", os.environ.get("TINYGPT_MEETING", 300))
+        limit = _meeting_limit()
         remedy += "; TINYGPT_MEETING=600 waits longer"
     place = _place()
     if place is None:
@@ -276,17 +282,32 @@ def init_world(
         device = "cuda" if "nccl" in str(dist.get_backend_config()) else "cpu"
     local_size = _number("LOCAL_WORLD_SIZE", 1) if "LOCAL_WORLD_SIZE" in os.environ else local_rank + 1
     device = _pick_device(device, local_rank, local_size)
+    world = World(rank, local_rank, world_size, device)
     if not dist.is_initialized():
-        cuda = device.type == "cuda"
+        _make_group(world, timeout, meeting)
+    return world
+
+
+def _make_group(world: World, timeout: float, meeting: float | None) -> None:
+    "The process group, of ranks that have met; the time for meeting holds for making it too."
+    store = connect_store("group", timeout, meeting)
+    limit = min(timeout, _meeting_limit() if meeting is None else meeting)
+    cuda = world.device.type == "cuda"
+    try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            store=connect_store("group", timeout, meeting),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout),
-            device_id=device if cuda else None,
+            store=store,
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timedelta(seconds=limit),
+            device_id=world.device if cuda else None,
         )
-    return World(rank, local_rank, world_size, device)
+    except dist.DistError as error:
+        what = str(error).splitlines()[0][:220]
+        told = UserError(f"all ranks had met, and then one did not answer ({what}): see which has stopped")
+        told.speaks = world.rank == 1 or world.local_rank == 0  # rank 0 may be the one
+        raise told from None
+    _set_pg_timeout(timedelta(seconds=timeout))
 
 
 def close_world() -> None:

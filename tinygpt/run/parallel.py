@@ -45,7 +45,9 @@ def on_all(
         dist.all_gather_object(errors, error)
         error = next((e for e in errors if e), None)
     if error:
-        raise UserError(error) from cause
+        problem = UserError(error)
+        problem.agreed = True  # no rank has to tell the others: see the watchdog
+        raise problem from cause
     return result
 
 

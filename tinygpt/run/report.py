@@ -34,14 +34,14 @@ class RunLog:
         show=print,  # where the text lines go besides the file; a progress bar's `write` keeps them apart
         sinks=(),  # (write, close) pairs: write(values) gets each line of metrics; see `metric_sinks`
     ):
-        self.show, self.sinks, self.lost = show, sinks, set()
+        self.folder, self.show, self.sinks, self.lost = folder, show, sinks, set()
         self.metrics = self.text = None
+        self.judged = []  # what a resumed run finds judged at its first step
         if folder:
             metrics, text = Path(folder) / "metrics.jsonl", Path(folder) / "log.txt"
-            self.spare("metrics.jsonl", _keep_until, metrics, from_step)
-            how = dict(encoding="utf-8", newline="\n", errors="backslashreplace")
-            self.metrics = self.spare("metrics.jsonl", open, metrics, "a", **how)
-            self.text = self.spare("log.txt", open, text, "a" if from_step else "w", **how)
+            self.judged = self.spare("metrics.jsonl", _keep_until, metrics, from_step) or []
+            self.metrics = self.spare("metrics.jsonl", _open_log, metrics)
+            self.text = self.spare("log.txt", _open_log, text, "a+" if from_step else "w+")
 
     def spare(
         self,
@@ -68,7 +68,10 @@ class RunLog:
 
     def write(self, **values):
         "Append a line to metrics.jsonl. `step` counts finished optimizer steps from 0."
-        self._append("metrics.jsonl", self.metrics, json.dumps(values))
+        line = json.dumps(values)
+        if line in self.judged:
+            return  # killed after the last step, and gone on with: the last validation is made once more
+        self._append("metrics.jsonl", self.metrics, line)
         for number, (write, _) in enumerate(self.sinks):
             self.spare(f"sink {number} of the metrics", write, values)
 
@@ -85,6 +88,20 @@ class RunLog:
         if file:
             self.spare(what, write)
 
+    def follow(self):
+        "The folder was moved or deleted, and made again: go on in there, behind a copy of all lines so far."
+        self.metrics = self._reopened("metrics.jsonl", self.metrics)
+        self.text = self._reopened("log.txt", self.text)
+
+    def _reopened(self, what: str, file):
+        def copy():
+            file.seek(0)  # it can be read wherever it is, also deleted
+            with file, atomic_path(self.folder / what) as tmp:
+                tmp.write_text(file.read(), **_TEXT)
+            return _open_log(self.folder / what)
+
+        return self.spare(what, copy) if file else None
+
     def to_disk(self):
         "Wait until the metrics written so far are on the disk: a checkpoint that counts on them comes next."
         if self.metrics:
@@ -99,16 +116,27 @@ class RunLog:
             self.spare(f"sink {number} of the metrics", close)
 
 
-def _keep_until(path: Path, from_step: int) -> None:
-    "Cut off the lines of steps that will be made again: in a copy, which then takes the file's place."
+_TEXT = dict(encoding="utf-8", newline="\n", errors="backslashreplace")
+
+
+def _open_log(path: Path, mode: str = "a+"):
+    return open(path, mode, **_TEXT)
+
+
+def _keep_until(path: Path, from_step: int) -> list[str]:
+    """Cut off the lines of steps that will be made again: in a copy, which then takes the file's place.
+
+    Returns the validations that stand there for just this step.
+    """
     kept = []
     for line in read_metrics(path.parent) if from_step else []:
         # training lines carry the number of their step from 0, validation lines how many were made before
         made = line["step"] if "val_loss" in line else line["step"] + 1
         if made <= from_step:
-            kept.append(json.dumps(line) + "\n")
+            kept.append(line)
     with atomic_path(path) as tmp:
-        tmp.write_text("".join(kept), encoding="utf-8", newline="\n")
+        tmp.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8", newline="\n")
+    return [json.dumps(line) for line in kept if "val_loss" in line and line["step"] == from_step]
 
 # %% ../../nbs/more/19_run_report.ipynb #read
 def read_metrics(

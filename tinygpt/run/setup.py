@@ -36,21 +36,22 @@ from tinygpt.checkpoint import (
 )
 from ..checkpoint_open import find_model, keep_tokenizer, open_model
 from ..data.open import make_loader, open_data
-from ..data.tokens import Shards, TokenData
+from ..data.tokens import Shards, TokenData, build_tokenizer
 from ..ddp.world import World, init_world
 from ..evaluate.score import Score, compressor_bits, evaluate
 from ..measure.speed import machine_peak
 from ..model import GPT
 from ..model_hf import load_hf
 from ..precision import LossScaler, Policy, choose_policy
-from .config import TrainConfig, check_memory
+from .config import TOKENIZERS, TrainConfig, check_memory, find_tokenizer
 from .folder import check_folder, claim_folder, remove_run
 from .parallel import Single, choose_parallel, on_all, on_first
 from .presets import PRESETS
 from .report import read_metrics
 from ..schedule import make_schedule
 from ..support import UserError, atomic_path, cache_dir, read_json
-from ..tokenizer import Tokenizer
+from ..tokenizer import CharTokenizer, Tokenizer
+from ..tokenizer_hf import read_tokenizer
 
 # %% ../../nbs/more/19_run_setup.ipynb #data
 def open_run_data(
@@ -125,9 +126,21 @@ def _load_from(source: str, config: TrainConfig) -> GPT:
         config.data.tokenizer = "gpt2"
         return model
     model, tokenizer, folder = open_model(source)
-    ours = folder / "tokenizer.json"
-    config.data.tokenizer = str(ours if kind == "run" else keep_tokenizer(tokenizer))
+    path = folder / "tokenizer.json" if kind == "run" else keep_tokenizer(tokenizer)
+    _check_named(config.data.tokenizer, tokenizer, source, path)
+    config.data.tokenizer = str(path)
     return model
+
+
+def _check_named(named: str, own: Tokenizer, source: str, path: Path) -> None:
+    "UserError if a tokenizer was named that is not the weights' own. bpe is what nobody named."
+    if named == "char":  # its letters would be those of the data
+        same = isinstance(own, CharTokenizer)
+    else:
+        same = named == "bpe" or build_tokenizer(named, None).vocab == own.vocab
+    if not same:
+        remedy = f"give --tokenizer {shlex.quote(str(path))}"
+        raise UserError(f"tokenizer = {named}, but {source} was trained with another one: {remedy}")
 
 # %% ../../nbs/more/19_run_setup.ipynb #vocabulary
 def check_vocabulary(
@@ -135,12 +148,16 @@ def check_vocabulary(
     model: GPT | None,  # from `initial_model`
     data: TokenData,
 ) -> None:
-    "UserError if weights and data are of different vocabularies."
+    "UserError if weights and data are of different vocabularies: of another size, or with other meanings."
     n_vocab = data.tokenizer.n_vocab
     if model is not None and model.config.vocab_size != n_vocab:
         sizes = f"has a vocabulary of {model.config.vocab_size}, the data one of {n_vocab}"
         remedy = "name the tokenizer of the weights with --tokenizer"
         raise UserError(f"init_from = {config.run.init_from} {sizes}: {remedy}")
+    own = config.data.tokenizer  # a file, where the weights brought it
+    if model is not None and own not in TOKENIZERS and read_tokenizer(own).vocab != data.tokenizer.vocab:
+        remedy = f"prepare the text again, with --tokenizer {shlex.quote(own)}"
+        raise UserError(f"init_from = {config.run.init_from} has other ids than the data: {remedy}")
     config.model = replace(config.model, vocab_size=n_vocab)
 
 # %% ../../nbs/more/19_run_setup.ipynb #prompt
@@ -294,16 +311,16 @@ def begin_run(
     if system.threads:
         torch.set_num_threads(system.threads)
     device = str(world.device) if world.world_size > 1 else system.device
-    policy = choose_policy(device, system.dtype)
+    policy = on_all(world, lambda: choose_policy(device, system.dtype))
     weights = on_all(world, lambda: None if resume else initial_model(config))
-    check_memory(config, policy.device, world.world_size)
+    on_all(world, lambda: check_memory(config, policy.device, world.world_size))
     # the first process of a machine fills its cache, then the others read it
     show = progress and world.is_main
     data = on_all(world, lambda: open_run_data(config, show) if world.local_rank == 0 else None)
     data = on_all(world, lambda: open_run_data(config) if data is None else data)
-    check_vocabulary(config, weights, data)
-    check_memory(config, policy.device, world.world_size)  # now that the vocabulary is known
-    config.eval.prompt = choose_prompt(config, data)
+    on_all(world, lambda: check_vocabulary(config, weights, data))
+    on_all(world, lambda: check_memory(config, policy.device, world.world_size))  # the vocabulary is known
+    config.eval.prompt = on_all(world, lambda: choose_prompt(config, data))
     peak = machine_peak(policy.device, policy.dtype)  # before the seed: it draws random numbers
 
     torch.manual_seed(config.run.seed)
@@ -321,7 +338,8 @@ def resume_run(
     place = dict(rank=run.world.rank, world_size=run.world.world_size)
     run.resumed_from = on_first(run.world, lambda: find_checkpoint(run.folder))
     tokenizer = on_all(run.world, lambda: Tokenizer.load(run.resumed_from / "tokenizer.json"))
-    check_same(run, "tokenizer", tokenizer.fingerprint, run.data.tokenizer.fingerprint)
+    now = run.data.tokenizer.fingerprint
+    on_all(run.world, lambda: check_same(run, "tokenizer", tokenizer.fingerprint, now))
     saved = on_all(run.world, lambda: load_training_state(run.resumed_from, run.model, **place))
     run.step = saved["step"]
     run.differences = what_differs(saved, run.world.world_size)
@@ -347,7 +365,7 @@ def equip_run(
     share = run.parallel.max_ if world.world_size > 1 else None
     run.scaler = LossScaler(run.policy.device, enabled=run.policy.scaler, reduce=share)
     if saved:
-        check_same(run, "text", saved.get("data"), run.data.fingerprint)
+        on_all(world, lambda: check_same(run, "text", saved.get("data"), run.data.fingerprint))
         on_all(world, lambda: run.parallel.load_optimizer_state(saved["optimizer"]))
         on_all(world, lambda: _find_place(run.loader, saved["loader"], d.loader))
         run.scaler.load_state_dict(saved["scaler"])
@@ -367,13 +385,16 @@ def open_run(
     resume: bool = False,  # go on with the run in `config.folder`, from its newest good checkpoint
     overwrite: bool = False,  # delete an earlier run there
     progress: bool = False,
+    world: World | None = None,  # None: found here
 ) -> Run:
     """A run that is ready for its next step, with a folder that is its own until `close`.
 
     UserError, before anything is written, for what cannot work.
     """
     config = copy.deepcopy(config.check())
-    world = init_world(config.system.device, timeout=1800)
+    if resume:
+        find_tokenizer(config, config.folder)
+    world = world or init_world(config.system.device, timeout=1800)
     with ExitStack() as claim:
         on_first(world, lambda: claim.enter_context(claim_folder(config.folder)))  # and rank 0 holds it
         on_first(world, lambda: check_folder(config.folder, resume, overwrite))
@@ -412,8 +433,10 @@ def score_run(
     progress: bool = False,
 ) -> tuple[Run, Score]:
     "Score both parts of the data without training; writes nothing."
+    config = copy.deepcopy(config.check())
     if resume:
-        check_folder(config.check().folder, resume, overwrite=False)
+        check_folder(config.folder, resume, overwrite=False)
+        find_tokenizer(config, config.folder)
     run = begin_run(config, resume, progress)
     if resume:
         resume_run(run)

@@ -1,0 +1,228 @@
+"""Optimizers, weight decay and schedules on small GPTs: the grids that chapters 10 and 11 draw.
+
+    python benchmarks/optimizers.py --threads 1                 # prints; about 20 minutes on one core
+    python benchmarks/optimizers.py --threads 1 --save          # and writes results/optimizers.json
+    python benchmarks/optimizers.py --threads 1 --save decay    # one part; the others stay as they are
+    python benchmarks/optimizers.py --steps 4 --seeds 1         # a trial of the script itself
+
+The models are those of the two pages, on characters of the State of the Union addresses. Within a part all
+sides have the same rates, the same warm-up, the same clipping and the same seeds. A seed chooses the initial
+weights and the batches. The loss is that of held-out text, the same rows for every run.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import time
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from tinygpt.adamw import adamw_groups, make_adamw
+from tinygpt.data.tokens import prepare
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.run.report import cpu_name
+from tinygpt.schedule import make_schedule
+
+RESULT = Path(__file__).parent / "results" / "optimizers.json"
+T, BATCH_SIZE = 64, 4
+FRESH = 10_000_000  # characters of training text: a run sees a hundredth of them
+REPEATED = 4096  # a text that a run of 300 steps of 256 characters sees 19 times
+DECAYS = (0.0, 0.1, 1.0, 3.0)
+# what decays -> role -> factor; adamw_groups lets the vectors alone unless told otherwise
+KINDS = {
+    "matrices": dict(embedding=0, head=0),
+    "embedding and head": dict(matrix=0),
+    "vectors": dict(matrix=0, embedding=0, head=0, vector=1),
+}
+
+
+def settings(part: str) -> list[dict]:
+    "What a part of the grid runs: one dictionary a run, without its seed."
+    small = dict(model="chapter 10", warmup=0.1, schedule="cosine")
+    if part == "optimizers":
+        rates = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+        names = ("SGD with momentum", "Adam", "AdamW")
+        return [small | dict(optimizer=name, lr=lr) for name in names for lr in rates]
+    if part == "decay":
+        grid = itertools.product((FRESH, REPEATED), DECAYS, (0.001, 0.003, 0.01))
+        return [small | dict(optimizer="AdamW", text=n, decay=decay, lr=lr) for n, decay, lr in grid]
+    if part == "kinds":
+        grid = itertools.product(((FRESH, 0.1), (REPEATED, 0.1), (REPEATED, 1.0)), KINDS)
+        same = small | dict(optimizer="AdamW", lr=0.01)  # nothing and the rule itself are in the part before
+        return [same | dict(text=n, decay=decay, kind=kind) for (n, decay), kind in grid]
+    deep = dict(model="chapter 11", optimizer="AdamW")
+    rates = (0.001, 0.002, 0.004, 0.008, 0.016)
+    part_of_run = {"long": 1, "short": 70 / 300}[part]
+    ways = [("constant", 0.0), ("constant", 0.1), ("constant", 0.3)]
+    ways += [("cosine", 0.0), ("cosine", 0.1), ("trapezoid", 0.0), ("trapezoid", 0.1)]
+    if part == "long":  # the two that matter least take minutes
+        ways = [way for way in ways if way not in (("constant", 0.3), ("cosine", 0.0))]
+    return [
+        deep | dict(schedule=kind, warmup=w, lr=lr, part_of_run=part_of_run)
+        for (kind, w), lr in itertools.product(ways, rates)
+    ]
+
+
+def best_rates(part: str) -> list[dict]:
+    "The settings of a recorded part, of each way of schedule the one with the best rate."
+    losses = {}
+    for run in json.loads(RESULT.read_text())[part]["runs"]:
+        losses.setdefault((run["schedule"], run["warmup"], run["lr"]), []).append(run["loss"])
+    found = []
+    for s in settings(part):
+        way = s["schedule"], s["warmup"]
+        means = {key[2]: statistics.mean(losses[key]) for key in losses if key[:2] == way}
+        if s["lr"] == min(means, key=means.get):
+            found.append(s)
+    return found
+
+
+def with_seeds(part: str, seeds: int) -> list[dict]:
+    "What a part runs, seed by seed."
+    if part == "compare":  # the long runs, each way at its best rate, on seeds that chose no rate
+        return [s | dict(seed=10 + i) for s in best_rates("long") for i in range(seeds + 2)]
+    return [s | dict(seed=seed) for s in settings(part) for seed in range(seeds)]
+
+
+PARTS = ("optimizers", "decay", "kinds", "short", "long", "compare")
+
+
+def make_model(name: str, vocab_size: int) -> GPT:
+    "The small GPT of a page."
+    shape = dict(vocab_size=vocab_size, block_size=T, n_head=4)
+    if name == "chapter 11":
+        return GPT(GPTConfig.gpt2(**shape, n_layer=6, n_embd=48))
+    return GPT(GPTConfig.llama(**shape, n_layer=2, n_embd=64))
+
+
+def make_optimizer(model: GPT, s: dict) -> torch.optim.Optimizer:
+    "The optimizer of one run."
+    if s["optimizer"] == "SGD with momentum":
+        return torch.optim.SGD(model.parameters(), lr=s["lr"], momentum=0.9)
+    decay = 0.0 if s["optimizer"] == "Adam" else s.get("decay", 0.1)
+    groups = adamw_groups(
+        model,
+        s["lr"],
+        weight_decay=decay,
+        decay_multipliers=KINDS.get(s.get("kind"), {}),
+    )
+    return make_adamw(groups)[0]
+
+
+def rows(tokens: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    "Inputs and targets, (B, T) each, of the rows that begin at `starts`."
+    both = tokens[starts[:, None] + torch.arange(T + 1)]
+    return both[:, :-1], both[:, 1:]
+
+
+@torch.no_grad()
+def held_out_loss(model: GPT, val: torch.Tensor, n: int = 256) -> float:
+    "Mean loss over `n` rows of held-out text, evenly spread."
+    starts = torch.arange(n) * ((len(val) - T - 1) // n)
+    losses = [model(*rows(val, some))[1].item() for some in starts.split(64)]
+    return statistics.mean(losses)
+
+
+def steps_of(s: dict, steps: int) -> int:
+    "Steps of a run, of which a short one takes a part."
+    return max(2, round(steps * s.get("part_of_run", 1)))
+
+
+def run(s: dict, train: torch.Tensor, val: torch.Tensor, n_vocab: int) -> dict:
+    "One training run: its settings, the loss on held-out text, and that of its last 20 batches."
+    torch.manual_seed(s["seed"])
+    model = make_model(s["model"], n_vocab)
+    optimizer = make_optimizer(model, s)
+    tops = [group["lr"] for group in optimizer.param_groups]
+    steps = s["steps"]
+    schedule = make_schedule(s["schedule"], steps, round(s["warmup"] * steps))
+    text = train[: s.get("text", FRESH)]
+    start, losses = time.process_time(), []
+    for step in range(steps):
+        for group, top in zip(optimizer.param_groups, tops):
+            group["lr"] = top * schedule(step)
+        x, y = rows(text, torch.randint(len(text) - T, (BATCH_SIZE,)))
+        optimizer.zero_grad()
+        loss = model(x, y)[1]
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    seconds = round(time.process_time() - start, 1)
+    last = statistics.mean(losses[-20:])
+    loss = held_out_loss(model, val)
+    return s | dict(loss=round(loss, 4), last=round(last, 4), cpu_s=seconds)
+
+
+def machine() -> str:
+    cpu = f"{cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {platform.system()}"
+    return f"{cpu}, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def write(part: str, result: dict):
+    "Put one part into the record; what other parts hold stays."
+    record = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    record[part] = result
+    record = {name: record[name] for name in PARTS if name in record}
+    lines = json.dumps(record, indent=1)
+    # a run is one line
+    for name in record:
+        runs = record[name]["runs"]
+        long = json.dumps(runs, indent=1).replace("\n", "\n  ")
+        short = "[\n   " + ",\n   ".join(json.dumps(r) for r in runs) + "\n  ]"
+        lines = lines.replace(long, short)
+    RESULT.write_text(lines + "\n")
+
+
+def parse(argv=None) -> argparse.Namespace:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all where none is named")
+    parser.add_argument(
+        "--steps", type=int, default=300, help="of a run; the short ones take 70 / 300 of them"
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
+    parser.add_argument("--log", type=Path, help="a file of single results: those in it are not run again")
+    parser.add_argument("--save", action="store_true")
+    return parser.parse_args(argv)
+
+
+def main():
+    args = parse()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    data = prepare("sotu", "char", progress=False)
+    train, val = (torch.from_numpy(np.asarray(t[:FRESH]).astype(np.int64)) for t in (data.train, data.val))
+    done = []
+    if args.log and args.log.exists():
+        done = [json.loads(line) for line in args.log.read_text().splitlines()]
+    for part in args.parts or PARTS:
+        runs = []
+        for s in with_seeds(part, args.seeds):
+            asked = s | dict(steps=steps_of(s, args.steps))
+            result = next((r for r in done if asked.items() <= r.items()), None)
+            if result is None:
+                result = run(asked, train, val, data.tokenizer.n_vocab)
+                if args.log:
+                    with args.log.open("a") as file:
+                        file.write(json.dumps(result) + "\n")
+            runs.append(result)
+            print(json.dumps(result), flush=True)
+        flags = [f"--threads {args.threads}"] if args.threads else []
+        command = " ".join(["python benchmarks/optimizers.py", *flags, "--save", part])
+        result = dict(command=command, machine=machine(), date=date.today().isoformat(), runs=runs)
+        if args.save:
+            write(part, result)
+            print(f"written: {part} in {RESULT}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""From a table to a block: what each part of a small GPT adds, one more a row (chapters 04 and 06).
+
+    python benchmarks/parts.py               # prints; about 10 minutes on one core
+    python benchmarks/parts.py --save        # and adds its runs to benchmarks/results/parts.json
+    python benchmarks/parts.py --show        # the table of what the record holds
+
+Data, steps, optimizer and the tuning of each row's rate are those of `ablation.py`; the model is the
+throw-away one of the two chapters, with every part to be left out.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from ablation import study
+from torch import nn
+
+RECORD = Path(__file__).parent / "results" / "parts.json"
+C, T, V = 64, 64, 256
+BLOCK = dict(look="attention", n_head=4, place=True, mlp=True)
+
+# name: (the row it is compared with, what the model has, what the pages call it)
+ROWS = {
+    "table": (None, {}, "table: a token sees itself"),
+    "mean": ("table", dict(look="mean"), "+ mean of the past"),
+    "values": ("mean", dict(look="values"), "mean of learned values"),
+    "head": ("values", dict(look="attention"), "learned weights: one head"),
+    "place": ("head", dict(look="attention", place=True), "+ positions"),
+    "heads": ("place", dict(look="attention", place=True, n_head=4), "four heads"),
+    "mlp": ("heads", BLOCK, "+ MLP"),
+    "norm": ("mlp", BLOCK | dict(norm=True), "+ norms"),
+    "two": ("norm", BLOCK | dict(norm=True, layers=2), "two blocks"),
+}
+
+
+class Layer(nn.Module):
+    "What one block may have: a look back, and an MLP."
+
+    def __init__(self, look, n_head=1, mlp=False, norm=False):
+        super().__init__()
+        self.look, self.n_head = look, n_head
+        learned = look in ("values", "attention")
+        self.qkv = nn.Linear(C, 3 * C if look == "attention" else C, bias=False) if learned else None
+        self.out = nn.Linear(C, C, bias=False) if learned else None
+        self.mlp = nn.Sequential(nn.Linear(C, 4 * C), nn.GELU(), nn.Linear(4 * C, C)) if mlp else None
+        self.norms = nn.ModuleList(nn.LayerNorm(C) if norm else nn.Identity() for _ in range(2))
+
+    def look_back(self, x):  # (B, T, C)
+        past = torch.ones(T, T).tril()
+        mean = past / past.sum(dim=1, keepdim=True)
+        if self.look == "mean":
+            return mean @ x
+        if self.look == "values":
+            return self.out(mean @ self.qkv(x))
+        q, k, v = (t.unflatten(2, (self.n_head, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def forward(self, x):
+        branches = [b for b in (self.look and self.look_back, self.mlp) if b is not None]
+        for norm, branch in zip(self.norms, branches):
+            x = x + branch(norm(x))
+        return x
+
+
+class Toy(nn.Module):
+    "Bytes in, a score for every next byte out."
+
+    def __init__(self, look=None, n_head=1, place=False, mlp=False, norm=False, layers=1):
+        super().__init__()
+        self.wte = nn.Embedding(V, C)
+        self.wpe = nn.Embedding(T, C) if place else None
+        self.layers = nn.Sequential(*(Layer(look, n_head, mlp, norm) for _ in range(layers)))
+        self.norm = nn.LayerNorm(C) if norm else nn.Identity()
+        self.head = nn.Linear(C, V)
+
+    def forward(self, ids, targets):
+        x = self.wte(ids)
+        x = x if self.wpe is None else x + self.wpe.weight
+        logits = self.head(self.norm(self.layers(x)))
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def make(row: str, seed: int) -> Toy:
+    torch.manual_seed(seed)
+    return Toy(**ROWS[row][1])
+
+
+if __name__ == "__main__":
+    study(__doc__, RECORD, ROWS, make, dict(n_embd=C, block_size=T, vocab_size=V), steps=600)
