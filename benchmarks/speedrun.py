@@ -158,6 +158,8 @@ def _train_rung(name: str, steps: int, seed: int) -> dict:
     with tempfile.TemporaryDirectory() as tmp:
         flags = [*rung_flags(name, steps=steps), "--seed", str(seed), "--out", tmp, "--name", "run"]
         result = train(parse_arguments(flags).train, progress="none")
+        if not result.finished:
+            sys.exit("stopped: this run is not recorded")
         return dict(seed=seed, steps=steps, loss=result.val.loss, val_tokens=result.val.tokens)
 
 
