@@ -1,5 +1,6 @@
 """Package facts come from settings.ini, which nbdev reads too."""
 
+import re
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -9,18 +10,37 @@ here = Path(__file__).parent
 parser = ConfigParser(delimiters=["="])
 parser.read(here / "settings.ini", encoding="utf-8")
 cfg = parser["DEFAULT"]
-readme = here / "README.md"
+
+# a link that is relative here leads nowhere on PyPI
+there = f"{cfg['git_url']}/blob/{cfg['branch']}/"
+readme = re.sub(r"\]\((?!https?:|#)", f"]({there}", (here / "README.md").read_text(encoding="utf-8"))
 
 setup(
     version=cfg["version"],
     description=cfg["description"],
-    long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
+    long_description=readme,
     long_description_content_type="text/markdown",
     keywords=cfg["keywords"].split(),
     author=cfg["author"],
-    author_email=cfg["author_email"],
-    license="Apache-2.0",
-    url=cfg["git_url"],
+    project_urls={
+        "Source": cfg["git_url"],
+        "Book": cfg["doc_host"] + cfg["doc_baseurl"],
+        "Changes": f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md",
+        "Issues": f"{cfg['git_url']}/issues",
+    },
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Framework :: Jupyter",
+        "Intended Audience :: Education",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Education",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     packages=find_packages(include=["tinygpt", "tinygpt.*"]),
     package_data={"tinygpt": ["py.typed"]},
     python_requires=f">={cfg['min_python']}",

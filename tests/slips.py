@@ -1837,6 +1837,14 @@ SLIPS = [
         "padding counts as wrong",
     ),
     Slip("evaluate.tasks", "wilson_interval", "p * (1 - p) * slack", "p * (1 - p)", "the spread of one draw"),
+    Slip("evaluate.tasks", "few_shot", "][:k]", "]", "an example too many where the question was not drawn"),
+    Slip(
+        "evaluate.tasks",
+        "pass_at_k",
+        "1 - math.comb(n - c, k) / math.comb(n, k)",
+        "1 - (1 - c / n) ** k",
+        "the share of right texts, k times: too low",
+    ),
     Slip(
         "evaluate.tasks",
         "score_items",

@@ -163,7 +163,7 @@ def _tile_grads(q_i, k_j, v_j, dy_i, lse_i, delta_i, mask, keep=None):
     p = _scores(q_i, k_j, mask).sub_(lse_i).exp_()  # the softmax weights themselves
     dp = dy_i @ v_j.mT
     if keep is not None:
-        dp = dp * keep
+        dp = dp * keep  # a dropped weight had no part in y
     ds = p * (dp - delta_i)  # through the softmax
     dropped = p if keep is None else p * keep
     return ds @ k_j, ds.mT @ q_i, dropped.mT @ dy_i
@@ -186,7 +186,8 @@ def tiled_backward(
     "Gradients of attention; the weights are computed again, tile by tile, from q, k and the log-sum-exp."
     acc, scale = lse.dtype, 1 / math.sqrt(q.size(-1))
     groups = (k.size(1), q.size(1) // k.size(1))  # n_head = n_kv_head · group
-    delta = (dy.to(acc) * y.to(acc)).sum(dim=-1)  # (B, n_head, T)
+    # (B, n_head, T); y was made with the dropped weights, so this holds with dropout too
+    delta = (dy.to(acc) * y.to(acc)).sum(dim=-1)
     lse = lse.masked_fill(lse == -math.inf, 0)  # rows that saw nothing: exp(-inf - 0) = 0
     dq, dk, dv = (torch.zeros_like(t, dtype=acc) for t in (q, k, v))
     # (B, n_kv_head, group, T, ...): views
@@ -195,16 +196,19 @@ def tiled_backward(
         # (B, n_kv_head, group·t, head_dim), and one number per row
         q_i, dy_i = (t[:, :, :, rows].flatten(2, 3).to(acc) for t in (qg, dyg))
         lse_i, delta_i = (t[:, :, :, rows].flatten(2, 3)[..., None] for t in (lseg, deltag))
+        # scaled once, here: the scores come out right, and so does dk = dsᵀ (q · scale)
         q_i = q_i * scale
         dq_i = torch.zeros_like(q_i)
         for cols, mask in tiles:
             k_j, v_j = k[:, :, cols].to(acc), v[:, :, cols].to(acc)
+            # the same seed for the same tile as in the forward pass: the same weights are dropped
             place = rows.start * k.size(2) + cols.start
             keep = _keep((*q_i.shape[:3], k_j.size(2)), dropout, seed + place, q_i)
             share = _tile_grads(q_i, k_j, v_j, dy_i, lse_i, delta_i, mask, keep)
             dq_i += share[0]
             dk[:, :, cols].add_(share[1])
             dv[:, :, cols].add_(share[2])
+        # dq_i is the gradient of q · scale; the chain rule brings the scale in once more
         dqg[:, :, :, rows] = (dq_i * scale).unflatten(2, (groups[1], -1))
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 

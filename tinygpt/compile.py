@@ -244,7 +244,7 @@ def compile_model(
             return model, f"not compiled: on {device.type} that would not pay in a run of this size {anyway}"
         configs = [getattr(m, "config", None) for m in model.modules()]
         if device.type == "cpu" and any(getattr(config, "dropout", 0) for config in configs):
-            return model, f"not compiled: with dropout a CPU gains nothing by it {anyway}"
+            return model, f"not compiled: with dropout a CPU gains little by it {anyway}"
 
     problem = compile_problem(device) if backend == "inductor" else ""
     if problem:

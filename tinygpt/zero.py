@@ -41,6 +41,15 @@ class _Flat(Bucket):
         self.exp_avg_sq = self.weights.new_zeros(self.high - self.low)
         self.steps = dict.fromkeys(params, 0)  # updates so far: the same on all ranks
 
+    def segments(self, params) -> Iterator[tuple]:
+        "(parameter, where its elements are in this rank's part, where in the flattened parameter)."
+        for p in params:
+            low = max(self.at[p], self.low)
+            high = min(self.at[p] + p.numel(), self.high)
+            if low < high:
+                yield p, slice(low - self.low, high - self.low), slice(low - self.at[p], high - self.at[p])
+
+    # one step
     def collect(self, p):
         if self.full is None:
             self.full = torch.zeros_like(self.weights)
@@ -52,16 +61,8 @@ class _Flat(Bucket):
             self.full = torch.zeros_like(self.weights)
         self.works, self.take = self.wire.reduce_scatter(self.full, self.label)
 
-    def own(self, total):
-        return total[: self.high - self.low]  # without padding
-
-    def segments(self, params) -> Iterator[tuple]:
-        "(parameter, where its elements are in this rank's part, where in the flattened parameter)."
-        for p in params:
-            low = max(self.at[p], self.low)
-            high = min(self.at[p] + p.numel(), self.high)
-            if low < high:
-                yield p, slice(low - self.low, high - self.low), slice(low - self.at[p], high - self.at[p])
+    def own(self, received):  # the reduce-scatter has left this rank's part only
+        return received[: self.high - self.low]  # without padding
 
     def update(self, touched):
         changed = [p for p in self.params if p in touched]
@@ -69,7 +70,7 @@ class _Flat(Bucket):
             self.steps[p] += 1
         if len(changed) == len(self.params) and len(set(self.steps.values())) == 1:
             pieces = [(self.steps[changed[0]], slice(None))]  # one call: to AdamW an element is an element
-        else:
+        else:  # a call for each parameter, with its own number of steps
             pieces = [(self.steps[p], part) for p, part, _ in self.segments(changed)]
         weights = self.weights[self.low : self.high]
         group = self.group
@@ -87,6 +88,7 @@ class _Flat(Bucket):
             )
         return self.wire.all_gather(self.weights, self.label) if changed else []
 
+    # to a state dict and back
     def gather(self, keep):
         # the steps as tensors, as torch's fused AdamW wants them
         entries = {p: {"step": torch.tensor(float(n))} for p, n in self.steps.items() if n}
@@ -181,7 +183,7 @@ class _Matrix(Bucket):
         self.buf = torch.zeros_like(p, requires_grad=False) if self.mine else None
 
     def collect(self, p):
-        # a copy: those of a.T + b.T, say, share memory
+        # a copy: two gradients may share memory, as those of a and b in a.T + b.T do
         self.full = p.grad.clone(memory_format=torch.contiguous_format)
         p.grad = None
 
@@ -190,8 +192,8 @@ class _Matrix(Bucket):
             self.full = torch.zeros_like(self.p, requires_grad=False)
         self.works, self.take = self.wire.reduce(self.full, self.owner, self.label)
 
-    def own(self, total):
-        return total if self.mine else None
+    def own(self, received):  # on the owner it is the sum over ranks
+        return received if self.mine else None
 
     def gather(self, keep):
         if not self.started:
@@ -295,6 +297,7 @@ def make_zero(
     """
     muon, adamw = by_kind(groups)
     wire = Wire()
+    # not trained, so in no bucket, but the same everywhere
     frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
     for t in frozen + list(model.buffers()):
         wait_all(wire.broadcast(t, 0))
@@ -302,6 +305,7 @@ def make_zero(
         matrices = DistMuon(muon, dtype=dtype, wire=wire)
         rest = DistAdamW(adamw, bucket_bytes=bucket_bytes, wire=wire)
         optimizer = ZeroOptimizer(matrices, rest)
+        # products(): the dtype that Newton-Schulz multiplies in, as a word
         muon_line = f"DistMuon ({matrices.products()} Newton-Schulz) for {len(matrices.buckets)} matrices"
         line = f"{muon_line}, DistAdamW for the rest"
     else:

@@ -134,7 +134,7 @@ class Bucket:
     """Parameters of one group whose gradients travel together.
 
     A subclass says how, and which part this rank keeps: `collect(p)` takes `p.grad` over, `launch()` starts
-    the reduction, `own(total)` is what this rank keeps of its result (None: nothing), `gather(keep)` and
+    the reduction, `own(received)` is what this rank keeps of its result (None: nothing), `gather(keep)` and
     `load(state)` turn this rank's part of the state into whole tensors and back; `state_names` are theirs.
     """
 

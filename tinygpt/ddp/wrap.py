@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WRAPS', 'show_collectives', 'claim_gradients', 'release_gradients', 'AfterBackward', 'Overlapped', 'Bucketed',
-           'CountCollectives', 'wrap_ddp', 'wrap_fsdp', 'no_sync', 'train_together', 'train_several', 'settle_buckets']
+           'CountCollectives', 'wrap_ddp', 'wrap_fsdp', 'no_sync', 'settle_buckets', 'train_together', 'train_several']
 
 # %% ../../nbs/13_ddp.ipynb #imports
 import inspect
@@ -319,6 +319,23 @@ def no_sync(
         with model.no_sync() if hasattr(model, "no_sync") else nullcontext():
             yield
 
+# %% ../../nbs/13_ddp.ipynb #settle
+def settle_buckets(
+    ddp: nn.Module,  # from `wrap_ddp`
+    x: torch.Tensor,  # (rows, T) int64: any rows of the shape that training uses
+    y: torch.Tensor,  # (rows, T) int64
+) -> None:
+    """One forward and backward that leaves no trace: torch's DDP arranges its buckets before the first step.
+
+    It does so after its first backward, and sums over three ranks or more round differently then.
+    Call it at every start, new or resumed.
+    """
+    devices = [x.device] if x.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        # the next forward begins by rebuilding the buckets in the order in which gradients came now
+        ddp(x, y)[1].backward()
+    ddp.zero_grad(set_to_none=True)
+
 # %% ../../nbs/13_ddp.ipynb #train-together
 WRAPS = {
     "alone": lambda model, world: model,
@@ -436,20 +453,3 @@ def train_several(
     For this chapter's lesson only.
     """
     return [train_together(world, config=config, **run) for run in runs]
-
-# %% ../../nbs/13_ddp.ipynb #settle
-def settle_buckets(
-    ddp: nn.Module,  # from `wrap_ddp`
-    x: torch.Tensor,  # (rows, T) int64: any rows of the shape that training uses
-    y: torch.Tensor,  # (rows, T) int64
-) -> None:
-    """One forward and backward that leaves no trace: torch's DDP arranges its buckets before the first step.
-
-    It does so after its first backward, and sums over three ranks or more round differently then.
-    Call it at every start, new or resumed.
-    """
-    devices = [x.device] if x.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        # the next forward begins by rebuilding the buckets in the order in which gradients came now
-        ddp(x, y)[1].backward()
-    ddp.zero_grad(set_to_none=True)

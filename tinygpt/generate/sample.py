@@ -32,7 +32,7 @@ def sampling_probs(
         )
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-    # a tiny temperature shall make no infinity of the largest
+    # so that a tiny temperature cannot turn the largest into infinity
     logits = logits - logits.amax(-1, keepdim=True)
     ranked, order = (logits / temperature).sort(dim=-1, descending=True, stable=True)
     if 0 < top_k < ranked.shape[-1]:
@@ -78,7 +78,7 @@ def context_start(
 class NextLogits:
     """Scores for the next token of a growing text, (B, V) on the CPU.
 
-    With a cache only what is new runs through the model, and rows that begin alike begin as one.
+    With a cache only what is new runs through the model; rows alike in the first pass run there as one.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class NextLogits:
     def __call__(
         self,
         ids: torch.Tensor,  # (B, n): all tokens so far; those given before are unchanged
-        last: int = 1,  # of so many columns at the end, each a place whose next token is asked for
+        last: int = 1,  # for so many columns at the end; more than one: speculative decoding
     ) -> torch.Tensor:  # (B, V), for several columns (B, last, V)
         ids = ids.to(self.weight.device)
         start = context_start(ids.shape[1], self.block_size)
@@ -129,7 +129,7 @@ class NextLogits:
             rows = rows.to(self.weight.device)
             self.cache.k = self.cache.k[:, rows]
             self.cache.v = self.cache.v[:, rows]
-            self.cache.last = self.cache.last[rows]
+            self.cache.last = self.cache.last[rows]  # the last two ids, for n-gram tables (chapter 06)
 
 # %% ../../nbs/18_generate.ipynb #row
 @dataclass(eq=False)
