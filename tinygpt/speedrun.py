@@ -77,7 +77,7 @@ LADDER = (
     Rung(
         "bfloat16 where the CPU has it",
         "--dtype auto",
-        160,
+        180,
         "The same steps in short numbers, on a CPU that multiplies them (chapter 08).",
     ),
 )
