@@ -30,7 +30,9 @@ from filelock import FileLock
 
 from tinygpt.data.tokens import load_corpus
 from tinygpt.run.command import parse_arguments
+from tinygpt.run.loop import Stepper
 from tinygpt.run.report import read_metrics
+from tinygpt.run.setup import open_run
 from tinygpt.speedrun import GOAL, LADDER, run_command, rung_flags, timed_process
 from tinygpt.support import cache_dir
 from tinygpt.train import train
@@ -153,7 +155,7 @@ def _ladder():
         for rung in LADDER:
             new = dict(name=rung.name, flags=_settings(rung.name), kept=rung.kept)
             if known.get(rung.name, {}).get("flags") != new["flags"]:
-                known[rung.name] = dict(new, runs=[], clock=[])
+                known[rung.name] = dict(new, runs=[], clock={})
         yield known
         rungs = [known[rung.name] for rung in LADDER]
         commands = [f"OMP_NUM_THREADS=1 python benchmarks/speedrun.py {f}" for f in ("--ladder", "--clock")]
@@ -211,19 +213,43 @@ def climb(args):
             print(f"{rung.name:32s} {run}", flush=True)
 
 
+def _step_timer(name: str, folder: Path):
+    "A function that makes some steps of a rung, here and warm, and returns the CPU seconds of one."
+    where = ["--out", str(folder), "--name", f"rung{[rung.name for rung in LADDER].index(name)}"]
+    run = open_run(parse_arguments([*rung_flags(name), *where]).train)
+    stepper = Stepper(run)
+
+    def seconds(steps: int = 10) -> float:
+        start = time.process_time()
+        for _ in range(steps):
+            stepper(*next(run.loader))
+        return round((time.process_time() - start) / steps, 5)
+
+    seconds(3)  # compiles, where it does
+    return seconds
+
+
 def clock_rungs(args):
-    "CPU seconds of the whole command of each rung at two short lengths, in turn. Wants an idle machine."
-    for _ in range(args.repeats):
-        for rung in LADDER:
-            if args.rung and rung.name not in args.rung:
-                continue
-            for part in (20, 5):
-                with tempfile.TemporaryDirectory() as tmp:
-                    flags = rung_flags(rung.name, steps=rung.steps // part)
-                    run = run_command(flags, Path(tmp), LADDER_SEEDS[0])
-                with _ladder() as known:
-                    known[rung.name]["clock"].append({k: run[k] for k in ("steps", "cpu_s", "wall_s")})
-                print(rung.name, run, flush=True)
+    """CPU seconds of a step of each rung, and of its whole command with a single step. Wants an idle machine.
+
+    In turn, many times, so that all rungs have their share of what else goes on.
+    """
+    wanted = [rung.name for rung in LADDER if not args.rung or rung.name in args.rung]
+
+    def note(name, kind, seconds):
+        with _ladder() as known:
+            known[name]["clock"].setdefault(kind, []).append(seconds)
+        print(name, kind, seconds, flush=True)
+
+    with tempfile.TemporaryDirectory() as tmp:
+        timers = {name: _step_timer(name, Path(tmp)) for name in wanted}
+        for _ in range(5 * args.repeats):
+            for name in wanted:
+                note(name, "step_s", timers[name]())
+        for _ in range(args.repeats):
+            for name in wanted:
+                one = [*rung_flags(name, steps=1), "--warmup-steps", "0"]
+                note(name, "command_s", run_command(one, Path(tmp), LADDER_SEEDS[0])["cpu_s"])
 
 
 def run_long(args):

@@ -16,6 +16,7 @@ from tinygpt.speedrun import (
     LADDER,
     Rung,
     climb,
+    clock_error,
     gain,
     ladder_table,
     plot_ladder,
@@ -157,7 +158,7 @@ def test_only_the_two_lengths_beside_the_goal_count():
 def rung_of(name, kept, wins=0.0, a_step=0.1):
     "A rung whose losses are lower by `wins`, and whose commands take 3 seconds and `a_step` for each step."
     runs = runs_of(lambda steps, seed: 1.93 - 0.09 * (steps == 100) - wins * (steps == 100) + 0.001 * seed)
-    clock = [dict(steps=n, cpu_s=3 + n * a_step + noise) for n in (10, 40) for noise in (-0.5, 0, 9)]
+    clock = dict(command_s=[2.9 + a_step, 3.1 + a_step], step_s=[0.99 * a_step, a_step, 1.01 * a_step])
     return dict(name=name, kept=kept, runs=runs, clock=clock)
 
 
@@ -167,12 +168,26 @@ def test_seconds_are_what_every_run_costs_and_what_its_steps_cost():
     assert seconds_to_goal(rung) == {seed: pytest.approx(3 + 0.1 * n) for seed, n in steps.items()}
 
 
+def test_the_clocks_error_is_that_of_command_and_steps_together():
+    rung = rung_of("one layer", True, a_step=0.2)
+    steps = sorted(steps_to_goal(rung["runs"]).values())[1]
+    rng = torch.Generator().manual_seed(0)
+    draws = torch.randn(2, 100_000, generator=rng, dtype=torch.float64)
+    # of two readings 0.1 above and below, and of three, 0.002 apart: deviation / sqrt(readings)
+    command, step = 3.2 + 0.1 * draws[0], 0.2 + 0.002 / 3**0.5 * draws[1]
+    seconds = command + (steps - 1) * step
+    assert clock_error(rung) == pytest.approx((seconds.std() / seconds.median()).item(), rel=0.02)
+
+
 def test_the_gain_is_students_interval_of_the_logarithms_of_paired_ratios():
     below, here = {1: 10.0, 2: 12.0, 3: 9.0}, {3: 6.0, 1: 5.0, 2: 5.5}
     logs = torch.tensor([10 / 5, 12 / 5.5, 9 / 6], dtype=torch.float64).log()
     half = 4.302652729696142 * logs.std() / 3**0.5  # Student's point for two degrees of freedom
     expected = torch.stack([logs.mean(), logs.mean() - half, logs.mean() + half]).exp()
     assert gain(below, here) == pytest.approx(expected.tolist(), rel=1e-3)
+    mean, low, high = gain(below, here, clock=0.3)
+    assert mean == pytest.approx(expected[0].item(), rel=1e-3)
+    assert math.log(high / mean) == pytest.approx(math.hypot(half.item(), 0.6), rel=1e-3) and low < mean
 
 
 def test_each_rung_is_compared_with_the_kept_one_below_it():

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GOAL', 'LADDER', 'Rung', 'rung_flags', 'children_cpu_seconds', 'timed_process', 'run_command', 'steps_to_goal',
-           'seconds_to_goal', 'gain', 'climb', 'ladder_table', 'plot_ladder']
+           'seconds_to_goal', 'clock_error', 'gain', 'climb', 'ladder_table', 'plot_ladder']
 
 # %% ../nbs/20_speedrun.ipynb #imports
 import json
@@ -175,24 +175,34 @@ def steps_to_goal(
 
 # %% ../nbs/20_speedrun.ipynb #clock
 def seconds_to_goal(
-    rung: dict,  # of the record: runs, and clock: steps and cpu_s of whole commands at two lengths
+    rung: dict,  # of the record: runs, and clock: step_s of steps, command_s of commands with one step
 ) -> dict[int, float]:
     "CPU seconds of the whole command with which each seed ends at the goal."
-    times = {}
-    for run in rung["clock"]:
-        times.setdefault(run["steps"], []).append(run["cpu_s"])
-    (few, fast), (many, slow) = sorted((steps, statistics.median(found)) for steps, found in times.items())
-    a_step = (slow - fast) / (many - few)
-    fixed = fast - few * a_step
-    return {seed: fixed + steps * a_step for seed, steps in steps_to_goal(rung["runs"]).items()}
+    command, step = (statistics.mean(rung["clock"][kind]) for kind in ("command_s", "step_s"))
+    return {seed: command + (steps - 1) * step for seed, steps in steps_to_goal(rung["runs"]).items()}
+
+
+def clock_error(
+    rung: dict,  # as `seconds_to_goal` takes it
+) -> float:
+    "The standard error that a rung's seconds have from the clock, as a part of them."
+    errors = {}
+    for kind in ("command_s", "step_s"):
+        readings = rung["clock"][kind]
+        errors[kind] = statistics.stdev(readings) / math.sqrt(len(readings))
+    steps = statistics.median(steps_to_goal(rung["runs"]).values())
+    error = math.hypot(errors["command_s"], (steps - 1) * errors["step_s"])
+    return error / statistics.median(seconds_to_goal(rung).values())
 
 # %% ../nbs/20_speedrun.ipynb #gain
 def gain(
     below: dict[int, float],  # seconds by seed
     here: dict[int, float],  # the same seeds
+    clock: float = 0.0,  # standard error of the ratio that comes from the clock
 ) -> tuple[float, float, float]:
     "(mean, low, high): how many times less a rung takes than the one below it, and its 95 % interval."
     mean, half = interval(math.log(below[seed] / here[seed]) for seed in below)
+    half = math.hypot(half, 2 * clock)
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 # %% ../nbs/20_speedrun.ipynb #table
@@ -202,12 +212,14 @@ def climb(
     "For each rung: name, kept, steps, seconds by seed, gain over the kept rung below, noise."
     found, below = [], None
     for rung in rungs:
-        seconds = seconds_to_goal(rung)
-        over = gain(below, seconds) if below else (1.0, 1.0, 1.0)
+        over = (1.0, 1.0, 1.0)
+        if below:
+            clock = math.hypot(clock_error(below), clock_error(rung))
+            over = gain(seconds_to_goal(below), seconds_to_goal(rung), clock)
         steps = statistics.median(steps_to_goal(rung["runs"]).values())
-        row = dict(name=rung["name"], kept=rung["kept"], steps=steps, seconds=seconds, gain=over)
-        found.append(row | dict(noise=over[1] <= 1 <= over[2]))
-        below = seconds if rung["kept"] else below
+        row = dict(name=rung["name"], kept=rung["kept"], steps=steps, seconds=seconds_to_goal(rung))
+        found.append(row | dict(gain=over, noise=over[1] <= 1 <= over[2]))
+        below = rung if rung["kept"] else below
     return found
 
 
