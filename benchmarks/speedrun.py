@@ -1,7 +1,8 @@
 """nanoGPT's CPU run against `python -m tinygpt.train speedrun`, and the ladder between them.
 
     python benchmarks/speedrun.py --peer PATH      five seeds of both in turn; PATH is a clone of nanoGPT
-    python benchmarks/speedrun.py --ladder         every rung of chapter 20, five seeds
+    python benchmarks/speedrun.py --ladder         every rung of chapter 20, five seeds, its losses
+    python benchmarks/speedrun.py --clock          and its seconds
     python benchmarks/speedrun.py --long           to nanoGPT's GPU run, 1.4697: one seed, half an hour
 
 The run is Tiny Shakespeare by characters, to a validation loss of 1.88. Each command writes its file in
@@ -17,16 +18,24 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from data_machine import load, save, spread
+from filelock import FileLock
 
 from tinygpt.data.tokens import load_corpus
+from tinygpt.run.command import parse_arguments
+from tinygpt.run.loop import Stepper
 from tinygpt.run.report import read_metrics
+from tinygpt.run.setup import open_run
 from tinygpt.speedrun import GOAL, LADDER, run_command, rung_flags, timed_process
+from tinygpt.support import cache_dir
+from tinygpt.train import train
 
 # the settings were chosen on other seeds
 SEEDS = [301, 302, 303, 304, 305]
@@ -127,27 +136,120 @@ def against_peer(args):
         save("speedrun", result)
 
 
+def _settings(name: str) -> list[str]:
+    "The flags of a rung without its length: it runs at several."
+    flags = rung_flags(name)
+    at = flags.index("--max-steps")
+    return flags[:at] + flags[at + 2 :]
+
+
+@contextmanager
+def _ladder():
+    "The record of the ladder, to be changed; several processes may write in turn."
+    with FileLock(cache_dir() / "ladder.lock"):
+        try:
+            record = load("speedrun_ladder")
+        except FileNotFoundError:
+            record = dict(rungs=[])
+        known = {rung["name"]: rung for rung in record["rungs"]}
+        for rung in LADDER:
+            new = dict(name=rung.name, flags=_settings(rung.name), kept=rung.kept)
+            if known.get(rung.name, {}).get("flags") != new["flags"]:
+                known[rung.name] = dict(new, runs=[], clock={})
+        yield known
+        rungs = [known[rung.name] for rung in LADDER]
+        commands = [f"OMP_NUM_THREADS=1 python benchmarks/speedrun.py {f}" for f in ("--ladder", "--clock")]
+        save("speedrun_ladder", dict(command=" and ".join(commands), goal=GOAL, rungs=rungs))
+
+
+def _train_rung(name: str, steps: int, seed: int) -> dict:
+    "A run of a rung in this process, for its loss; its seconds are `clock_rungs`'s."
+    with tempfile.TemporaryDirectory() as tmp:
+        flags = [*rung_flags(name, steps=steps), "--seed", str(seed), "--out", tmp, "--name", "run"]
+        result = train(parse_arguments(flags).train, progress="none")
+        if not result.finished:
+            sys.exit("stopped: this run is not recorded")
+        return dict(seed=seed, steps=steps, loss=result.val.loss, val_tokens=result.val.tokens)
+
+
+def _next_length(name: str, runs: list[dict]) -> int | None:
+    "The length at which a rung should be run next; None where the goal lies between two lengths."
+    lengths = {}
+    for run in runs:
+        lengths.setdefault(run["steps"], []).append(run["loss"])
+    first = next(rung.steps for rung in LADDER if rung.name == name)
+    for steps in lengths or [first]:
+        if len(lengths.get(steps, [])) < len(LADDER_SEEDS):
+            return steps
+    above = [steps for steps, losses in lengths.items() if statistics.median(losses) > GOAL]
+    below = [steps for steps, losses in lengths.items() if statistics.median(losses) <= GOAL]
+    if not below:
+        return round(max(above) * 1.2)
+    return None if above else round(min(below) / 1.2)
+
+
 def climb(args):
-    "Every rung of the ladder, or those that were asked for."
-    known = {}
-    if args.rung:
-        known = {rung["name"]: rung for rung in load("speedrun_ladder")["rungs"]}
-    shorter = ["--max-steps", str(args.steps)] if args.steps else []
+    "Every rung, or those that were asked for, at lengths on both sides of the goal. Goes on where it was."
+    mine = [seed for i, seed in enumerate(LADDER_SEEDS) if i % args.of == args.part]
     for rung in LADDER:
         if args.rung and rung.name not in args.rung:
             continue
-        flags = rung_flags(rung.name)
-        with tempfile.TemporaryDirectory() as tmp:
-            runs = [run_command(flags + shorter, Path(tmp), seed) for seed in LADDER_SEEDS[: args.seeds]]
-        steps = runs[0]["steps"]
-        known[rung.name] = dict(name=rung.name, flags=flags, kept=rung.kept, steps=steps, runs=runs)
-        seconds = statistics.median(run["cpu_s"] for run in runs)
-        losses = " ".join(f"{run['loss']:.3f}" for run in runs)
-        print(f"{rung.name:40s} {steps:5d} steps, loss {losses} {seconds:.1f} s of CPU", flush=True)
-        if args.steps is None:
-            command = "OMP_NUM_THREADS=1 python benchmarks/speedrun.py --ladder"
-            rungs = [known[r.name] for r in LADDER if r.name in known]
-            save("speedrun_ladder", dict(command=command, goal=GOAL, rungs=rungs))
+        while True:
+            with _ladder() as known:
+                runs = known[rung.name]["runs"]
+            steps = _next_length(rung.name, runs)
+            if steps is None:
+                break
+            done = {run["seed"] for run in runs if run["steps"] == steps}
+            todo = [seed for seed in mine if seed not in done]
+            if not todo:
+                if args.of == 1 or done == set(LADDER_SEEDS):
+                    continue
+                time.sleep(2)  # for the other part
+                continue
+            run = _train_rung(rung.name, steps, todo[0])
+            with _ladder() as known:
+                known[rung.name]["runs"].append(run)
+            print(f"{rung.name:32s} {run}", flush=True)
+
+
+def _step_timer(name: str, folder: Path):
+    "A function that makes some steps of a rung, here and warm, and returns the CPU seconds of one."
+    where = ["--out", str(folder), "--name", f"rung{[rung.name for rung in LADDER].index(name)}"]
+    run = open_run(parse_arguments([*rung_flags(name), *where]).train)
+    stepper = Stepper(run)
+
+    def seconds(steps: int = 10) -> float:
+        start = time.process_time()
+        for _ in range(steps):
+            stepper(*next(run.loader))
+        return round((time.process_time() - start) / steps, 5)
+
+    seconds(3)  # compiles, where it does
+    return seconds
+
+
+def clock_rungs(args):
+    """CPU seconds of a step of each rung, and of its whole command with a single step. Wants an idle machine.
+
+    In turn, many times, so that all rungs have their share of what else goes on.
+    """
+    wanted = [rung.name for rung in LADDER if not args.rung or rung.name in args.rung]
+
+    def note(name, kind, seconds):
+        with _ladder() as known:
+            known[name]["clock"].setdefault(kind, []).append(seconds)
+        print(name, kind, seconds, flush=True)
+
+    with tempfile.TemporaryDirectory() as tmp:
+        timers = {name: _step_timer(name, Path(tmp)) for name in wanted}
+        for _ in range(5 * args.repeats):
+            for name in wanted:
+                note(name, "step_s", timers[name]())
+        for _ in range(args.repeats):
+            for name in wanted:
+                one = [*rung_flags(name, steps=1), "--warmup-steps", "0"]
+                note(name, "command_s", run_command(one, Path(tmp), LADDER_SEEDS[0])["cpu_s"])
 
 
 def run_long(args):
@@ -175,8 +277,12 @@ def main():
     )
     parser.add_argument("--peer", type=Path, help="a clone of nanoGPT")
     parser.add_argument("--ladder", action="store_true")
+    parser.add_argument("--clock", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3, help="with --clock")
+    parser.add_argument("--part", type=int, default=0, help="with --ladder: which share of the seeds")
+    parser.add_argument("--of", type=int, default=1, help="with --ladder: shares, one process each")
     parser.add_argument("--long", action="store_true")
-    parser.add_argument("--rung", nargs="+", help="with --ladder: only these, into the record that is there")
+    parser.add_argument("--rung", nargs="+", help="with --ladder or --clock: only these")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(
         "--steps", type=int, default=None, help="a trial of the script with so few steps; writes nothing"
@@ -189,9 +295,11 @@ def main():
         against_peer(args)
     if args.ladder:
         climb(args)
+    if args.clock:
+        clock_rungs(args)
     if args.long:
         run_long(args)
-    if not (args.peer or args.ladder or args.long):
+    if not (args.peer or args.ladder or args.clock or args.long):
         parser.print_help()
 
 
