@@ -244,6 +244,7 @@ def plot_ladder(
 ):
     "CPU seconds to the goal, a small point a seed and a large one for the median; rejected rungs grey."
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     fig, ax = plt.subplots(figsize=(7.5, 0.3 * len(climbed) + 0.9))
     for i, row in enumerate(climbed):
@@ -255,6 +256,10 @@ def plot_ladder(
     names = [row["name"] if row["kept"] else f"({row['name']})" for row in climbed]
     ax.set_yticks(range(len(climbed)), names, fontsize=8)
     ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter("{x:.0f}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.margins(x=0.12)
     ax.invert_yaxis()
     ax.set_xlabel(f"CPU seconds of the whole command, to a validation loss of {GOAL}")
     return ax
