@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("tinygpt", "nbs", "tests", "tools", "benchmarks")
+PARTS = ("tinygpt", "nbs", "tests", "tools", "site", "benchmarks")
 
 
 @pytest.fixture(scope="module")
