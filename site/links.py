@@ -12,7 +12,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
 
-CHAPTERS = re.compile(r"\b[Cc]hapters? \d\d(?:(?:, | and |, and | or | to )\d\d)*\b")
+CHAPTERS = re.compile(r"\b[Cc]hapter \d\d\b|\b[Cc]hapters \d\d(?:(?:, | and |, and | or | to )\d\d)*\b")
 NO_LINKS_IN = (nodes.reference, addnodes.pending_xref, nodes.title, nodes.literal, nodes.literal_block)
 
 

@@ -117,7 +117,8 @@ def read_items(node: ast.stmt, notes: Notes) -> list[Item]:
     if not isinstance(node, (ast.Assign, ast.AnnAssign)):
         return []
     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-    names = [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
+    targets = target.elts if isinstance(target, ast.Tuple) else [target]
+    names = [part.id for part in targets if isinstance(part, ast.Name)]
     value = notes.text(node.value)
     shown = value if len(names) == 1 and len(value) <= 60 else ""
     lines = (node.lineno, node.end_lineno)

@@ -49,7 +49,7 @@ def test_a_notebook_is_dressed_in_a_copy_and_an_exported_cell_gets_a_badge_that_
 def test_imports_and_checks_are_folded_and_the_stub_and_the_code_are_not():
     nb = dressed(
         new_code_cell("import math\n\nimport torch\n\nplot_style()", id="nb-imports"),
-        new_code_cell("import math\n\n\ndef area(r):\n    return math.pi * r * r", id="area"),
+        new_code_cell("import math\nimport os\n\n\ndef area(r):\n    return math.pi * r * r", id="area"),
         new_code_cell("def f(x): ...  # your code", id="ex2-stub"),
         new_code_cell("@check_exercise(f)\ndef _(f):\n    assert f(1)", id="ex2-check"),
     )
@@ -197,6 +197,7 @@ def test_the_sidebar_and_previous_and_next_follow_the_index():
         spine.append(page)
     cores = [row.path.stem for row in pages.contents() if row.label == "core"]
     assert [name.split("/")[-1] for name in spine if "/more/" not in name][2:] == cores
+    assert all(order[page][0] == before for before, page in zip(spine, spine[1:]))
     assert set(order) == {"index", navigation.START} | {navigation.docname(p) for p in pages.reading_order()}
     before, after = order["nbs/more/10_adamw_more"]
     assert (before, after) == ("nbs/10_adamw", "nbs/11_schedule")
@@ -277,8 +278,8 @@ def page(tmp_path_factory):
         '<p class="badge">',
         '<details class="fold"><summary>Imports</summary>',
         'alt="Plot: Up"',
-        'href="#Warm-up"',
-        '<section id="Warm-up">',
+        'href="#warm-up"',
+        '<section id="warm-up">',
         '<p class="page-facts">Core',
     ],
 )
