@@ -42,7 +42,7 @@ def dress(nb, path: Path, links: str = "", side_pages=()):
 
 def anchor(title: str) -> str:
     "The anchor of a heading as Jupyter makes it, so that the links in the notebooks work."
-    return title.replace(" ", "-")
+    return re.sub(r'["<>&]', "", title).replace(" ", "-")
 
 
 def dress_title(source: str, links: str) -> str:

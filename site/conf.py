@@ -60,7 +60,8 @@ sitemap_show_lastmod = False
 repository_files = FILES
 
 epub_title, epub_show_urls, epub_tocdepth = f"{project}: {facts['description']}", "no", 2
-epub_exclude_files = ["search.html", "genindex.html", "py-modindex.html"]
+epub_tocscope = "includehidden"
+epub_use_index = html_domain_indices = False  # the reference has both
 epub_css_files = ["style.css"]
 source_links = places()
 

@@ -17,7 +17,8 @@ def to_mathml(tex: str, as_block: bool = False) -> str:
     "MathML of a formula; MathError where docutils cannot read it."
     for name, known in SYNONYMS.items():
         tex = re.sub(re.escape(name) + r"(?![a-zA-Z])", lambda _: known, tex)
-    return tex2mathml(tex, as_block=as_block)
+    # a name that HTML knows and an EPUB, which is XML, does not
+    return tex2mathml(tex, as_block=as_block).replace("&ApplyFunction;", "&#8289;")
 
 
 def visit(translator, node, as_block: bool):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 import pytest
@@ -44,6 +45,10 @@ def test_a_notebook_is_dressed_in_a_copy_and_an_exported_cell_gets_a_badge_that_
     assert "{py:obj}`tinygpt.schedule <tinygpt.schedule.cosine>`" in badge.source
     assert exported.source == "def cosine(step):\n    return step"
     assert plain.source == "1 + 1" and "tags" not in plain.metadata
+
+
+def test_an_anchor_is_jupyters_and_stands_between_quotes():
+    assert cells.anchor('What people say: "no"') == "What-people-say:-no"
 
 
 def test_imports_and_checks_are_folded_and_the_stub_and_the_code_are_not():
@@ -238,6 +243,7 @@ def test_formulas_become_mathml():
     from formulas import to_mathml
 
     assert "<msqrt>" in to_mathml(r"\sqrt{v}") and "…" in to_mathml(r"1, \dots, n")
+    ElementTree.fromstring(to_mathml(r"\log x"))  # an EPUB is XML
 
 
 @pytest.fixture(scope="module")
