@@ -37,7 +37,6 @@ from links import docname  # noqa: E402
 BUILD = pages.ROOT / "build/site"
 SOURCE = BUILD / "source"
 TEXTS = ("CONTRIBUTING.md", "CHANGELOG.md", "EXPERIMENTS.md")
-COLAB_BRANCH = "colab"  # the notebooks there begin with the cell that installs
 
 parser = ConfigParser(delimiters=["="])
 parser.read(pages.ROOT / "settings.ini", encoding="utf-8")
@@ -72,12 +71,8 @@ def write(name: str, text: str):
 
 
 def page_links(path: Path, module: str | None) -> str:
-    "Where a page's module is described, and where its notebook opens."
-    file = path.relative_to(pages.ROOT).as_posix()
-    colab = (
-        f"https://colab.research.google.com/github/{FACTS['user']}/{FACTS['repo']}/blob/{COLAB_BRANCH}/{file}"
-    )
-    links = [f"[Open in Colab]({colab})", f"[Notebook on GitHub]({FILES}/{file})"]
+    "Where a page's module is described, and where its notebook lies."
+    links = [f"[Notebook on GitHub]({FILES}/{path.relative_to(pages.ROOT).as_posix()})"]
     if module:
         links.insert(0, f"Module [`tinygpt.{module}`](/reference/{module}.md)")
     return " · ".join(links)
