@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 endif
 PY := $(BIN)/python
 
-.PHONY: help train test lab export format notebooks bench teeth hooks clean
+.PHONY: help train test lab export format notebooks site bench teeth hooks clean
 help:                 ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -25,6 +25,12 @@ $(VENV)/.installed-dev: setup.py settings.ini pyproject.toml constraints.txt | $
 	$(PY) -m pip install -q -c constraints.txt -e ".[dev]"
 	@echo ok > $@
 	@echo ok > $(VENV)/.installed
+
+# what the web site needs, without the package and so without torch
+$(VENV)/.installed-docs: settings.ini constraints.txt | $(PY)
+	sed -n 's/^docs_requirements *= *//p' settings.ini | tr ' ' '\n' > $(VENV)/docs.txt
+	$(PY) -m pip install -q -c constraints.txt -r $(VENV)/docs.txt
+	@echo ok > $@
 
 train: $(VENV)/.installed  ## train the default preset (about five minutes on two cores)
 	$(PY) -m tinygpt.train $(ARGS)
@@ -44,12 +50,15 @@ export: $(VENV)/.installed-dev  ## pages -> package, cleaned; headers and README
 	$(PY) tools/book.py readme
 
 format: $(VENV)/.installed-dev  ## lay out notebooks, tests and tools as the laws of style ask, and lint them
-	$(PY) -m ruff format nbs tests tools benchmarks
-	$(PY) -m ruff check --fix nbs tests tools benchmarks
+	$(PY) -m ruff format nbs tests tools site benchmarks
+	$(PY) -m ruff check --fix nbs tests tools site benchmarks
 
 notebooks: $(VENV)/.installed-dev  ## run all chapters and store their outputs, then export
 	$(PY) tools/book.py run --write
 	$(MAKE) export
+
+site: $(VENV)/.installed-docs  ## the web site from the stored outputs, into build/site/html (ARGS=--epub: an EPUB)
+	$(PY) site/build.py $(ARGS)
 
 hooks: $(VENV)/.installed-dev  ## git and Jupyter hooks that keep notebooks clean and code in style
 	$(BIN)/nbdev_install_hooks

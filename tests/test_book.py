@@ -256,7 +256,7 @@ def test_constraints_pin_what_settings_ask_for():
     parser.read(ROOT / "settings.ini")
     wanted = {
         re.split(r"[<>=]", r)[0]
-        for key in ("requirements", "dev_requirements")
+        for key in ("requirements", "dev_requirements", "docs_requirements")
         for r in parser["DEFAULT"][key].split()
     }
     pinned = {

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import pages  # noqa: E402
 import release  # noqa: E402
 
-PARTS = ("tinygpt", "nbs", "tests", "tools", "benchmarks")
+PARTS = ("tinygpt", "nbs", "tests", "tools", "site", "benchmarks")
 
 
 @pytest.fixture(scope="module")

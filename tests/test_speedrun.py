@@ -205,6 +205,8 @@ def test_each_rung_is_compared_with_the_kept_one_below_it():
     assert [row["noise"] for row in rows] == [True, False, False]
     table = ladder_table(rows).splitlines()
     assert table[2].lstrip().startswith("(wide)") and "inside" not in table[3] and "to" in table[3]
+    seconds = statistics.median(rows[2]["seconds"].values())
+    assert f" {rows[2]['steps']:.0f} " in table[3] and f" {seconds:.1f} " in table[3]
     ax = plot_ladder(rows)
     small, large = ax.lines[0::2], ax.lines[1::2]
     assert [len(line.get_xdata()) for line in small] == [3] * 3

@@ -105,13 +105,13 @@ def check() -> int:
 
 def style_problems() -> list[str]:
     "What ruff finds in notebooks, tests, tools and benchmarks, and functions that do not fit on a screen."
-    folders = [name for name in ("nbs", "tests", "tools", "benchmarks") if (ROOT / name).exists()]
+    folders = [name for name in ("nbs", "tests", "tools", "site", "benchmarks") if (ROOT / name).exists()]
     ruff = [sys.executable, "-m", "ruff"]
     lint = subprocess.run(
         [*ruff, "check", "--output-format=concise", *folders], cwd=ROOT, capture_output=True, text=True
     )
     layout = subprocess.run([*ruff, "format", "--check", *folders], cwd=ROOT, capture_output=True, text=True)
-    screen = [*sorted((ROOT / "tinygpt").rglob("*.py")), *sorted((ROOT / "tools").glob("*.py"))]
+    screen = [path for name in ("tinygpt", "tools", "site") for path in sorted((ROOT / name).rglob("*.py"))]
     problems = [line for line in lint.stdout.splitlines() if re.match(r"\S+:\d+", line)]
     problems += [
         f"{line} (run `make format`)" for line in layout.stdout.splitlines() if line.startswith("Would")

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from configparser import ConfigParser
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
@@ -35,21 +36,43 @@ def colab_link(path: Path) -> str:
 # ---- the reading order: written down once, in the index
 
 
-def reading_order() -> list[Path]:
-    "All pages but the index, in the order in which the index links to them."
+@dataclass(frozen=True)
+class Row:
+    "A page, as the index lists it."
+
+    part: str  # the heading above the table
+    number: str  # of its chapter: "10", or nothing
+    name: str  # what the index calls it
+    path: Path
+    label: str  # core, deeper or reference
+    question: str
+
+
+ROW = re.compile(r"^\| *(\d*) *\| \[(.+?)\]\(([\w/]+\.ipynb)\) \| (.*?) \| (.*?) *\|$")
+
+
+def contents() -> list[Row]:
+    "All pages but the index, in the order in which the index lists them."
     nb = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4)
     text = "\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    links = [link for row in rows for link in re.findall(r"\]\(([\w/]+\.ipynb)\)", row)[:1]]
-    return [ROOT / "nbs" / link for link in dict.fromkeys(links)]
+    part, rows = "", []
+    for line in text.splitlines():
+        if line.startswith("### "):
+            part = line.removeprefix("### ").strip()
+        elif found := ROW.match(line):
+            number, name, link, label, question = found.groups()
+            rows.append(Row(part, number, name, ROOT / "nbs" / link, label, question))
+    return rows
+
+
+def reading_order() -> list[Path]:
+    "All pages but the index, in the order in which the index lists them."
+    return [row.path for row in contents()]
 
 
 def labels() -> dict[str, str]:
     "Page -> core, deeper or reference, as the index says."
-    nb = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4)
-    text = "\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
-    rows = re.findall(r"^\|.*?\]\(([\w/]+)\.ipynb\) \| (\w+) \|", text, re.M)
-    return {Path(page).name: label for page, label in rows}
+    return {row.path.stem: row.label for row in contents()}
 
 
 def index_problems():
