@@ -207,7 +207,7 @@ def test_each_rung_is_compared_with_the_kept_one_below_it():
         pytest.approx(12 / 93, rel=0.1),
         pytest.approx(12 / 7.5, rel=0.1),
     ]
-    assert [row["noise"] for row in rows] == [True, False, False]
+    assert not any(row["noise"] for row in rows)  # the first one has nothing to be compared with
     table = ladder_table(rows).splitlines()
     assert table[2].lstrip().startswith("(wide)") and "inside" not in table[3] and "to" in table[3]
     rows[2]["seconds"] = {1: 5.0, 2: 7.0, 3: 30.0}

@@ -218,7 +218,7 @@ def climb(
             over = gain(seconds_to_goal(below), seconds_to_goal(rung), clock)
         steps = statistics.median(steps_to_goal(rung["runs"]).values())
         row = dict(name=rung["name"], kept=rung["kept"], steps=steps, seconds=seconds_to_goal(rung))
-        found.append(row | dict(gain=over, noise=over[1] <= 1 <= over[2]))
+        found.append(row | dict(gain=over, noise=below is not None and over[1] <= 1 <= over[2]))
         below = rung if rung["kept"] else below
     return found
 
