@@ -70,7 +70,7 @@ setup(
     project_urls={
         "Source": cfg["git_url"],
         "Book": cfg["doc_host"] + cfg["doc_baseurl"],
-        "Changes": f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md",
+        "Changes": f"{cfg['files_url']}/CHANGELOG.md",
         "Issues": f"{cfg['git_url']}/issues",
         "Discussions": f"{cfg['git_url']}/discussions",
     },

@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -145,7 +145,7 @@ def _settings(name: str) -> list[str]:
 
 @contextmanager
 def _ladder():
-    "The record of the ladder, to be changed; several processes may write in turn."
+    "The record of the ladder, to be changed; processes with different rungs may write in turn."
     with FileLock(cache_dir() / "ladder.lock"):
         try:
             record = load("speedrun_ladder")
@@ -190,33 +190,27 @@ def _next_length(name: str, runs: list[dict]) -> int | None:
 
 def climb(args):
     "Every rung, or those that were asked for, at lengths on both sides of the goal. Goes on where it was."
-    mine = [seed for i, seed in enumerate(LADDER_SEEDS) if i % args.of == args.part]
-    for rung in LADDER:
-        if args.rung and rung.name not in args.rung:
-            continue
+    for name in _wanted(args):
         while True:
             with _ladder() as known:
-                runs = known[rung.name]["runs"]
-            steps = _next_length(rung.name, runs)
+                runs = known[name]["runs"]
+            steps = _next_length(name, runs)
             if steps is None:
                 break
             done = {run["seed"] for run in runs if run["steps"] == steps}
-            todo = [seed for seed in mine if seed not in done]
-            if not todo:
-                if args.of == 1 or done == set(LADDER_SEEDS):
-                    continue
-                time.sleep(2)  # for the other part
-                continue
-            run = _train_rung(rung.name, steps, todo[0])
+            run = _train_rung(name, steps, next(seed for seed in LADDER_SEEDS if seed not in done))
             with _ladder() as known:
-                known[rung.name]["runs"].append(run)
-            print(f"{rung.name:32s} {run}", flush=True)
+                known[name]["runs"].append(run)
+            print(f"{name:32s} {run}", flush=True)
 
 
-def _step_timer(name: str, folder: Path):
-    "A function that makes some steps of a rung, here and warm, and returns the CPU seconds of one."
-    where = ["--out", str(folder), "--name", f"rung{[rung.name for rung in LADDER].index(name)}"]
-    run = open_run(parse_arguments([*rung_flags(name), *where]).train)
+def _wanted(args) -> list[str]:
+    "The rungs that were asked for, or all."
+    return [rung.name for rung in LADDER if not args.rung or rung.name in args.rung]
+
+
+def _step_timer(run):
+    "A function that makes some steps of a run, here and warm, and returns the CPU seconds of one."
     stepper = Stepper(run)
 
     def seconds(steps: int = 10) -> float:
@@ -234,22 +228,29 @@ def clock_rungs(args):
 
     In turn, many times, so that all rungs have their share of what else goes on.
     """
-    wanted = [rung.name for rung in LADDER if not args.rung or rung.name in args.rung]
-
-    def note(name, kind, seconds):
-        with _ladder() as known:
-            known[name]["clock"].setdefault(kind, []).append(seconds)
-        print(name, kind, seconds, flush=True)
-
-    with tempfile.TemporaryDirectory() as tmp:
-        timers = {name: _step_timer(name, Path(tmp)) for name in wanted}
+    with ExitStack() as stack:
+        tmp = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        timers = {}
+        for i, name in enumerate(_wanted(args)):
+            run = open_run(
+                parse_arguments([*rung_flags(name), "--out", str(tmp), "--name", f"rung{i}"]).train
+            )
+            stack.callback(run.close)
+            timers[name] = _step_timer(run)
         for _ in range(5 * args.repeats):
-            for name in wanted:
-                note(name, "step_s", timers[name]())
+            _note_round("step_s", {name: seconds() for name, seconds in timers.items()})
         for _ in range(args.repeats):
-            for name in wanted:
-                one = [*rung_flags(name, steps=1), "--warmup-steps", "0"]
-                note(name, "command_s", run_command(one, Path(tmp), LADDER_SEEDS[0])["cpu_s"])
+            commands = {name: [*rung_flags(name, steps=1), "--warmup-steps", "0"] for name in timers}
+            runs = {name: run_command(flags, tmp, LADDER_SEEDS[0]) for name, flags in commands.items()}
+            _note_round("command_s", {name: run["cpu_s"] for name, run in runs.items()})
+
+
+def _note_round(kind: str, seconds: dict[str, float]):
+    "Put one reading of each rung into the record."
+    with _ladder() as known:
+        for name, reading in seconds.items():
+            known[name]["clock"].setdefault(kind, []).append(reading)
+    print(kind, seconds, flush=True)
 
 
 def run_long(args):
@@ -279,8 +280,6 @@ def main():
     parser.add_argument("--ladder", action="store_true")
     parser.add_argument("--clock", action="store_true")
     parser.add_argument("--repeats", type=int, default=3, help="with --clock")
-    parser.add_argument("--part", type=int, default=0, help="with --ladder: which share of the seeds")
-    parser.add_argument("--of", type=int, default=1, help="with --ladder: shares, one process each")
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--rung", nargs="+", help="with --ladder or --clock: only these")
     parser.add_argument("--seeds", type=int, default=5)

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-from configparser import ConfigParser
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,10 +35,7 @@ BUILD = pages.ROOT / "build/site"
 SOURCE = BUILD / "source"
 TEXTS = ("CONTRIBUTING.md", "CHANGELOG.md", "EXPERIMENTS.md")
 
-parser = ConfigParser(delimiters=["="])
-parser.read(pages.ROOT / "settings.ini", encoding="utf-8")
-FACTS = parser["DEFAULT"]
-FILES = f"{FACTS['git_url']}/blob/{FACTS['branch']}"
+FILES = pages.settings()["files_url"]
 
 
 # ---- sources for Sphinx, in the folders of the repository, so that all links in them keep their meaning

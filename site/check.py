@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADS = {("img", "src"), ("script", "src"), ("source", "src"), ("iframe", "src")}
+LOADS = {"img", "script", "source", "iframe"}  # what is at their src
 LOADING_RELS = {"stylesheet", "icon", "preload", "modulepreload", "preconnect", "dns-prefetch"}
 
 
@@ -21,7 +21,8 @@ class Page(HTMLParser):
         self.ids |= {attrs[key] for key in ("id", "name") if attrs.get(key)}
         if tag == "a" and attrs.get("href"):
             self.links.append(attrs["href"])
-        self.loads += [attrs[key] for key in ("src",) if (tag, key) in LOADS and attrs.get(key)]
+        if tag in LOADS and attrs.get("src"):
+            self.loads.append(attrs["src"])
         if tag == "link" and LOADING_RELS & set((attrs.get("rel") or "").split()):
             self.loads.append(attrs["href"])
         if tag == "img" and not attrs.get("alt"):

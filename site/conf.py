@@ -1,19 +1,16 @@
 """Sphinx's settings. `python site/build.py` prepares the sources and calls Sphinx."""
 
 import sys
-from configparser import ConfigParser
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tools")]
 
+import pages  # noqa: E402
 from myst_nb.sphinx_ import HideCodeCellNode  # noqa: E402
 from reference import places  # noqa: E402
 
-parser = ConfigParser(delimiters=["="])
-parser.read(HERE.parent / "settings.ini", encoding="utf-8")
-facts = parser["DEFAULT"]
-FILES = f"{facts['git_url']}/blob/{facts['branch']}"
+facts = pages.settings()
 
 project, author, language = facts["title"], facts["author"], "en"
 version = release = facts["version"]
@@ -57,7 +54,7 @@ ogp_site_url, ogp_social_cards = html_baseurl, {"enable": False}
 ogp_image, ogp_image_alt = "_images/curve.png", "The loss of a GPT that trains for a minute on a laptop"
 sitemap_url_scheme = "{link}"
 sitemap_show_lastmod = False
-repository_files = FILES
+repository_files = facts["files_url"]
 
 epub_title, epub_show_urls, epub_tocdepth = f"{project}: {facts['description']}", "no", 2
 epub_tocscope = "includehidden"
@@ -69,7 +66,7 @@ source_links = places()
 def linkcode_resolve(domain, info):
     "Where the source of an object stands in the repository."
     place = source_links.get((info["module"], info["fullname"]))
-    return place and f"{FILES}/{place}"
+    return place and f"{repository_files}/{place}"
 
 
 def visit_fold(translator, node):

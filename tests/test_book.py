@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from configparser import ConfigParser
 from pathlib import Path
 
 import nbformat
@@ -252,12 +251,11 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
 
 
 def test_constraints_pin_what_settings_ask_for():
-    parser = ConfigParser(delimiters=["="])
-    parser.read(ROOT / "settings.ini")
+    settings = pages.settings()
     wanted = {
         re.split(r"[<>=]", r)[0]
         for key in ("requirements", "dev_requirements", "docs_requirements")
-        for r in parser["DEFAULT"][key].split()
+        for r in settings[key].split()
     }
     pinned = {
         line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line

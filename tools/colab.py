@@ -56,7 +56,7 @@ def with_links(text: str, folder: Path) -> str:
         path = posixpath.normpath(posixpath.join(folder.relative_to(ROOT).as_posix(), path))
         if path.endswith(".ipynb"):
             return f"]({colab_link(ROOT / path)}{'#' * bool(anchor)}{anchor})"
-        return f"]({settings()['git_url']}/blob/{settings()['branch']}/{path})"
+        return f"]({settings()['files_url']}/{path})"
 
     return re.sub(r"\]\((?!https?:|#|attachment:|data:)([^)\s]+)\)", moved, text)
 

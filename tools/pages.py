@@ -83,8 +83,9 @@ def index_problems():
         yield f"{page.relative_to(ROOT)}: the index does not list it"
     for page in sorted(listed - pages):
         yield f"nbs/index.ipynb lists {page.relative_to(ROOT)}, which is not there"
+    label = labels()
     for page in sorted(listed & pages):
-        if labels().get(page.stem) not in LABELS:
+        if label.get(page.stem) not in LABELS:
             yield f"nbs/index.ipynb: {page.name} needs a label: {', '.join(LABELS)}"
     title = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[0].source
     if doors_line() not in title:
