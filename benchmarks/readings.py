@@ -4,9 +4,10 @@
     python benchmarks/readings.py --save --seeds 3    # and writes results/readings.json, for chapter 17
     python benchmarks/readings.py --runs FOLDER       # keeps the weights there; takes those that are there
 
-The preset `laptop`. Whenever the bits per byte on a few held-out rows first fall below a target, the weights
-are kept. Then each of them is judged on the same rows, a quarter of the held-out addresses; writes on from
-the same prompts with the same seeds, drawing from its probabilities as they are; and answers the same
+Two layers with n-gram tables, the preset `laptop` of before (laptop.py). Whenever the bits per byte on a few
+held-out rows first fall below a target, the weights are kept. Then each of them is judged on the same rows, a
+quarter of the held-out addresses; writes on from the same prompts with the same seeds, drawing from its
+probabilities as they are; and answers the same
 questions, which are made from the held-out addresses, with no and with a few examples before them.
 """
 
@@ -17,14 +18,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from data_machine import save
+from laptop import BEFORE
 
 from tinygpt.data.tokens import load_corpus, prepare
 from tinygpt.evaluate.score import eval_rows, evaluate, row_documents, score_rows
 from tinygpt.evaluate.tasks import Item, continuation_losses, encode_pair, few_shot
 from tinygpt.generate.text import stream_text
 from tinygpt.model import GPT
+from tinygpt.run.command import parse_arguments
 from tinygpt.run.loop import Stepper
-from tinygpt.run.presets import preset
 from tinygpt.run.setup import open_run
 
 TARGETS = (3.0, 2.5, 2.1, 1.9, 1.7, 1.55, 1.4)  # bits per byte
@@ -35,8 +37,8 @@ SHOTS = (0, 1, 2)
 
 
 def train_and_keep(seed: int, folder: Path):
-    "Train the preset; the weights before the first step, below each target and at the end are kept."
-    config = preset("laptop")
+    "Train it; the weights before the first step, below each target and at the end are kept."
+    config = parse_arguments(["laptop", *BEFORE]).train
     config.run.seed, config.run.out, config.run.name = seed, str(folder / "runs"), f"seed-{seed}"
     config.eval.eval_every = config.eval.save_every = 0
     config.system.compile = "off"
@@ -157,7 +159,7 @@ def main():
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    config = preset("laptop")
+    config = parse_arguments(["laptop", *BEFORE]).train
     data = prepare("sotu", vocab_size=config.model.vocab_size)
     every, looks = tasks(), []
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,7 +1,9 @@
 """Each implementation of attention against a loop over single queries: values, gradients, memory, caches."""
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from tinygpt import attention as module
 from tinygpt.attention import (
     attention,
+    fastest_attention,
     fused_attention,
     naive_attention,
     tiled_attention,
@@ -585,3 +588,12 @@ def test_a_mask_that_cannot_be_is_a_sentence(mask, impl, words):
     q, k, v = qkv(5, 9, 4, 2)
     with pytest.raises(UserError, match=words):
         attention(q, k, v, impl=impl, mask=mask)
+
+
+def test_the_fastest_implementation_is_the_one_that_the_record_says():
+    path = Path(__file__).parents[1] / "benchmarks/results/attention_cpu.json"
+    for row in json.loads(path.read_text())["rows"]:
+        if not row["dropout"]:
+            chosen = fastest_attention(torch.device("cpu"), getattr(torch, row["dtype"]), row["length"])
+            assert row["ms"][chosen] == min(row["ms"].values()), row
+    assert fastest_attention(torch.device("cuda"), torch.bfloat16, 128) == "fused"

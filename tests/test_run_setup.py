@@ -225,6 +225,18 @@ def test_each_preset_makes_a_few_steps_on_a_small_stand_in_for_its_data(name, tm
     assert quiet(config, resume=True).steps == 4
 
 
+@pytest.mark.parametrize(
+    "dtype, asked, impl",
+    [("float32", "auto", "fused"), ("bfloat16", "auto", "naive"), ("bfloat16", "fused", "fused")],
+)
+def test_auto_takes_the_attention_that_was_measured_to_be_the_fastest(
+    config, monkeypatch, dtype, asked, impl
+):
+    monkeypatch.setattr(run_setup, "machine_peak", lambda *_: (1e12, ""))  # slow where bfloat16 is
+    config.system = replace(config.system, dtype=dtype, attention=asked)
+    assert {block.attn.impl for block in begin_run(config).model.h} == {impl}
+
+
 GOLDEN_FILE = Path(__file__).parent / "golden_losses.json"
 GOLDEN = json.loads(GOLDEN_FILE.read_text())
 

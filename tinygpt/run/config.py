@@ -152,7 +152,8 @@ class SystemConfig:
     """torch.compile the training step; auto: where it was measured to pay.
     Evaluation and samples use the plain model."""
     attention: Literal["auto", "fused", "tiled", "naive", "triton"] = "auto"
-    """Which attention computes; they agree to rounding. auto: fused, torch's own.
+    """Which attention computes; they agree to rounding. auto: fused, torch's own,
+    or naive where that was measured to train faster (chapter 04).
     It is of the machine, not of the model: a run may be sampled with another one."""
     threads: int = 0
     """CPU threads. 0: torch's own choice."""

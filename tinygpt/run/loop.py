@@ -353,7 +353,7 @@ def introduce(
     peak_line, o = run.peak[1], run.config.optim
     threads = f"{torch.get_num_threads()} CPU threads"
     log.say(f"device {run.policy}; {threads}; {peak_line}; {compile_line}; {run.parallel_line}")
-    size = f"model {run.num_params / 1e6:.1f} M parameters"
+    size = f"model {run.num_params / 1e6:.1f} M parameters, {run.model.h[0].attn.impl} attention"
     log.say(f"{size}; {run.optimizer_line}; {o.max_steps} steps of {run.step_tokens} tokens")
     train, val = (run.data.meta["splits"][split]["bytes"] / 1e6 for split in ("train", "val"))
     log.say(f"data {run.data.meta['source']}: {train:,.1f} MB to train on, {val:,.1f} MB held out")

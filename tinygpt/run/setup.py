@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from ..accumulate_memory import checkpoint_blocks
+from ..attention import fastest_attention
 from tinygpt.checkpoint import (
     checkpoints,
     find_checkpoint,
@@ -325,7 +326,8 @@ def begin_run(
 
     torch.manual_seed(config.run.seed)
     model = (weights or GPT(config.model)).to(policy.device)
-    model.set_attention("fused" if system.attention == "auto" else system.attention)
+    fastest = fastest_attention(policy.device, policy.dtype, config.model.block_size)
+    model.set_attention(fastest if system.attention == "auto" else system.attention)
     if world.rank:  # dropout differs between the rows of a batch, so it has to between the ranks
         torch.manual_seed(config.run.seed + world.rank)
     return Run(config, world, policy, peak, data, model, model.num_params())
