@@ -44,8 +44,8 @@ LONGER = {
     "one layer, tables": "--n-layer 1 --ngram-rows 32768 --max-steps 1700",
 }
 FIXED = """laptop --n-layer 6 --n-head 6 --n-embd 192 --mlp relu2 --logit-softcap 15 --batch-size 8
-           --muon-lr 0.025 --attention fused --threads 1 --compile off --eval-every 0 --save-every 0 --sample-tokens 0
-           --no-compressors --dtype float32""".split()
+           --muon-lr 0.025 --attention fused --threads 1 --compile off --eval-every 0 --save-every 0
+           --sample-tokens 0 --no-compressors --dtype float32""".split()
 
 
 def step_seconds(names: list[str], rounds: int) -> dict[str, float]:
