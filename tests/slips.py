@@ -868,6 +868,41 @@ SLIPS = [
         "p",
         "rows of padding are exported",
     ),
+    Slip(
+        "model_hf",
+        "state_to_hf",
+        "torch.ones(c.head_dim",
+        "torch.zeros(c.head_dim",
+        "a Qwen3 whose norms multiply queries and keys by 0",
+    ),
+    Slip(
+        "model_hf",
+        "state_from_hf",
+        "weight.shape != size or (weight != 1).any()",
+        "weight.shape != size",
+        "the weights of Qwen3's norms are forgotten",
+    ),
+    Slip(
+        "model_hf",
+        "_kind",
+        '"qwen3" if c.qk_norm else "llama"',
+        '"llama"',
+        "exported as a Llama, which has no QK-norm",
+    ),
+    Slip(
+        "model_hf",
+        "_from_qwen3",
+        'fields | {"qk_norm": True}',
+        "fields",
+        "a Qwen3 is read as a Llama, which has no QK-norm",
+    ),
+    Slip(
+        "model_hf",
+        "config_to_hf",
+        '"head_dim": c.head_dim,',
+        "",
+        "Qwen3's default of 128 numbers a head",
+    ),
     # 07
     Slip(
         "measure.speed", "flops_by_part", "L * 4 * C * T", "L * 2 * C * T", "one of attention's two products"

@@ -124,6 +124,8 @@ def test_merges_are_all_pairs_whose_union_is_a_token():
         ("gpt2", {"bias": False}),
         ("llama", {}),
         ("llama", {"n_kv_head": 2, "tie_weights": True}),
+        ("llama", {"qk_norm": True}),  # Qwen3
+        ("llama", {"qk_norm": True, "n_kv_head": 2, "tie_weights": True}),
     ],
 )
 def test_transformers_opens_the_folder_and_computes_the_same_logits(tmp_path, kind, kw):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tinygpt.checkpoint import save_checkpoint
+from tinygpt.checkpoint_open import open_model
 from tinygpt.export.__main__ import main
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.tokenizer import ByteTokenizer
@@ -41,6 +42,20 @@ def test_the_command_exports_a_run(run, tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
     assert call(run) == 2
     assert "run is missing" in capsys.readouterr().err
+
+
+def test_what_the_command_wrote_is_opened_here_again(tmp_path, capsys):
+    torch.manual_seed(0)
+    shape = dict(vocab_size=257, block_size=24, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, mlp_hidden=96)
+    model = GPT(GPTConfig.llama(**shape, qk_norm=True))
+    save_checkpoint(tmp_path / "run/checkpoints/step_3", model, ByteTokenizer())
+    assert call(tmp_path / "run", tmp_path / "out") == 0
+    assert "Qwen3ForCausalLM" in capsys.readouterr().out
+    again, tokenizer, _ = open_model(tmp_path / "out")
+    assert again.config == model.config and tokenizer.n_vocab == 257
+    for (name, p), (_, q) in zip(again.named_parameters(), model.named_parameters(), strict=True):
+        rows = 257 if p.shape[0] == 384 else len(p)  # the rows of padding stay here
+        assert torch.equal(p[:rows], q[:rows]), name
 
 
 def test_the_command_defines_a_task_for_the_harness(tmp_path, capsys):

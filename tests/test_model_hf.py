@@ -21,9 +21,8 @@ transformers = pytest.importorskip("transformers")
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
-    LlamaForCausalLM,
+    Qwen3Config,
 )
 
 SIZE = dict(
@@ -59,17 +58,31 @@ THEIRS = {
         rope_parameters={"rope_type": "default", "rope_theta": 77.0},
     ),
     "llama-bias": LlamaConfig(**LSIZE, attention_bias=True, mlp_bias=True),
+    "qwen3": Qwen3Config(**LSIZE, num_key_value_heads=4, head_dim=12),
+    "qwen3-gqa-tied": Qwen3Config(
+        **LSIZE,
+        num_key_value_heads=2,
+        head_dim=12,
+        rms_norm_eps=1e-2,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 77.0},
+    ),
 }
 every = pytest.mark.parametrize("name", THEIRS)
+QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # of Qwen3; ours have no weights
 
 
 def their_model(config, seed=0):
-    "A Hugging Face model with weights five times as large as fresh ones, norms and biases not at 1 and 0."
+    """A Hugging Face model with weights five times as large as fresh ones, norms and biases not at 1 and 0.
+
+    But for Qwen3's norms of queries and keys, which stay at 1.
+    """
     torch.manual_seed(seed)
-    model = (GPT2LMHeadModel if config.model_type == "gpt2" else LlamaForCausalLM)(config)
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(5) if p.dim() > 1 else p.add_(0.1 * torch.randn_like(p))
+        for name, p in model.named_parameters():
+            if not name.endswith(QK_NORMS):
+                p.mul_(5) if p.dim() > 1 else p.add_(0.1 * torch.randn_like(p))
     return model.eval()
 
 
@@ -101,9 +114,10 @@ def test_logits_loss_and_gradients_are_hugging_faces_on_its_own_large_weights(na
     torch.testing.assert_close(loss, want.loss, rtol=1e-5, atol=1e-5)
     want.loss.backward()
     loss.backward()
-    grads = gradients_by_their_names(ours)
-    assert all(p.grad.abs().max() > 1e-4 for p in theirs.parameters())
-    for their_name, p in theirs.named_parameters():
+    grads = {n: g for n, g in gradients_by_their_names(ours).items() if not n.endswith(QK_NORMS)}
+    ours_too = {n: p for n, p in theirs.named_parameters() if not n.endswith(QK_NORMS)}
+    assert all(p.grad.abs().max() > 1e-4 for p in ours_too.values())
+    for their_name, p in ours_too.items():
         torch.testing.assert_close(
             grads.pop(their_name), p.grad, rtol=1e-4, atol=1e-6, msg=lambda m: f"{their_name}: {m}"
         )
@@ -189,6 +203,20 @@ def test_what_was_exported_is_read_and_keywords_change_the_config_and_the_attent
             rope_theta=500.0,
             norm_eps=1e-2,
         ),
+        GPTConfig.llama(  # queries of RMS 0.1: a norm_eps of 1e-2 counts as much as they do
+            vocab_size=101, block_size=16, n_layer=2, n_head=2, n_embd=32, qk_norm=True, norm_eps=1e-2
+        ),
+        GPTConfig.llama(
+            vocab_size=101,
+            block_size=16,
+            n_layer=2,
+            n_head=4,
+            n_kv_head=2,
+            n_embd=32,
+            tie_weights=True,
+            rope_theta=500.0,
+            qk_norm=True,
+        ),
     ],
 )
 def test_a_model_born_here_opens_in_transformers_with_the_same_logits(config, tmp_path):
@@ -197,6 +225,43 @@ def test_a_model_born_here_opens_in_transformers_with_the_same_logits(config, tm
     torch.testing.assert_close(theirs(idx).logits, model(idx)[0], rtol=1e-5, atol=1e-5)
     assert theirs.config.eos_token_id == 100
     assert theirs.generate(idx[:1, :4], max_new_tokens=3, do_sample=False, pad_token_id=0).shape[1] <= 7
+
+
+def test_a_qwen3_of_ours_says_all_that_another_reader_could_take_for_something_else(tmp_path):
+    shape = dict(vocab_size=101, block_size=16, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)
+    model = GPT(GPTConfig.llama(**shape, qk_norm=True, norm_eps=1e-3, rope_theta=500.0))
+    folder = export_hf(model, tmp_path / "out")
+    said = json.loads((folder / "config.json").read_text())
+    assert said["model_type"] == "qwen3" and said["architectures"] == ["Qwen3ForCausalLM"]
+    assert said["rope_theta"] == 500.0  # transformers 4 reads it here
+    theirs = Qwen3Config.from_pretrained(folder)  # transformers 5
+    assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
+    assert theirs.head_dim == 8 and theirs.num_key_value_heads == 2 and theirs.rms_norm_eps == 1e-3
+    assert not theirs.attention_bias and not theirs.use_sliding_window and theirs.sliding_window is None
+    assert set(theirs.layer_types) == {"full_attention"}
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        norms = [file.get_tensor(f"model.layers.{i}.{norm}") for i in range(2) for norm in QK_NORMS]
+    assert all(torch.equal(weight, torch.ones(8)) for weight in norms)
+
+
+def test_a_qwen3_whose_qk_norm_has_weights_or_none_at_all_is_refused(tmp_path):
+    theirs = their_model(THEIRS["qwen3"])
+    q_norm = theirs.model.layers[1].self_attn.q_norm.weight.data
+    q_norm[3] += 1 / 256
+    theirs.save_pretrained(tmp_path / "trained")
+    with pytest.raises(UserError, match="weights in its QK-norm .model.layers.1.self_attn.q_norm.weight"):
+        load_hf(tmp_path / "trained")
+    q_norm.fill_(1)
+    assert our_model(theirs).config.qk_norm
+    config, state = config_from_hf(theirs.config.to_dict()), theirs.state_dict()
+    wide = state | {"model.layers.0.self_attn.k_norm.weight": torch.ones(48)}  # over all heads, as others do
+    with pytest.raises(UserError, match="layers.0.self_attn.k_norm.weight is not 12 ones"):
+        state_from_hf(GPT(config), wide, "qwen3")
+    del state["model.layers.2.self_attn.k_norm.weight"]
+    with pytest.raises(UserError, match="layers.2.self_attn.k_norm.weight missing"):
+        state_from_hf(GPT(config), state, "qwen3")
+    with pytest.raises(UserError, match="q_norm.weight left over"):  # they would be forgotten
+        state_from_hf(GPT(replace(config, qk_norm=False)), state, "qwen3")
 
 
 def test_the_file_says_that_its_tensors_are_pytorchs_which_older_transformers_demands(tmp_path):
@@ -232,23 +297,34 @@ def test_shards_old_pickles_bare_names_and_mask_buffers_are_read(tmp_path):
     torch.testing.assert_close(load_hf(old).eval()(idx)[0], want, rtol=1e-5, atol=1e-5)
 
 
-def test_missing_defaults_in_config_json_are_those_of_transformers():
+@pytest.mark.parametrize("theirs", [LlamaConfig(), Qwen3Config()], ids=["llama", "qwen3"])
+def test_missing_defaults_in_config_json_are_those_of_transformers(theirs):
     assert config_from_hf({"model_type": "gpt2"}) == GPTConfig.gpt2()
-    ours, theirs = config_from_hf({"model_type": "llama"}), LlamaConfig()
+    ours = config_from_hf({"model_type": theirs.model_type})
+    assert ours.qk_norm == (theirs.model_type == "qwen3")
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     names = {
         "vocab_size": "vocab_size",
         "n_embd": "hidden_size",
         "hidden": "intermediate_size",
         "n_layer": "num_hidden_layers",
         "n_head": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
         "block_size": "max_position_embeddings",
         "norm_eps": "rms_norm_eps",
         "tie_weights": "tie_word_embeddings",
     }
     for our_name, their_name in names.items():
         assert getattr(ours, our_name) == getattr(theirs, their_name), our_name
-    old = {"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": None}  # as transformers 4 wrote it
+    old = {
+        "model_type": theirs.model_type,
+        "rope_theta": 500000.0,
+        "rope_scaling": None,
+    }  # as transformers 4 wrote it
     assert config_from_hf(old).rope_theta == 500000.0
+    off = {"model_type": "qwen3", "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 1}
+    assert config_from_hf(off | {"layer_types": ["full_attention"] * 32}).qk_norm
 
 
 @pytest.mark.parametrize(
@@ -265,6 +341,15 @@ def test_missing_defaults_in_config_json_are_those_of_transformers():
         ({"model_type": "llama", "attention_bias": True}, "bias"),
         ({"model_type": "llama", "head_dim": 64}, "head_dim = 64"),
         ({"model_type": "llama", "hidden_size": 100}, "head_dim = 3"),
+        ({"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16}, "head_dim = 128"),
+        ({"model_type": "qwen3", "use_sliding_window": True}, "sliding windows"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "sliding windows"),
+        ({"model_type": "qwen3", "attention_bias": True}, "bias"),
+        (
+            {"model_type": "qwen3", "attention_bias": True, "mlp_bias": True},
+            "bias",
+        ),  # theirs reads no mlp_bias
+        ({"model_type": "qwen3", "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "yarn"),
     ],
 )
 def test_what_our_model_cannot_do_is_refused_not_ignored(change, word):
@@ -274,11 +359,20 @@ def test_what_our_model_cannot_do_is_refused_not_ignored(change, word):
 
 def test_a_modern_model_is_refused_with_every_reason_and_nothing_is_written(tmp_path):
     model = GPT(GPTConfig.modern(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32))
-    with pytest.raises(UserError, match="relu2.*qk_norm.*logit_softcap"):
+    with pytest.raises(UserError, match="relu2.*logit_softcap = 15.0"):
         export_hf(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="n_kv_head"):
-        config_to_hf(GPTConfig.gpt2(n_kv_head=4))
+    for config, word in [
+        (GPTConfig.gpt2(n_kv_head=4), "n_kv_head = 4"),
+        (GPTConfig.gpt2(qk_norm=True), "GPT-2 with qk_norm = True"),
+        (GPTConfig.llama(qk_norm=True, bias=True), "qk_norm with bias = True"),
+        (GPTConfig.llama(qk_norm=True, logit_softcap=15.0), "logit_softcap = 15.0"),
+        (GPTConfig.llama(qk_norm=True, ngram_rows=8), "ngram_rows = 8"),
+    ]:
+        with pytest.raises(UserError, match=f"{word}.*llama.qk_norm=True. to export"):
+            config_to_hf(config)
+    remedies = [GPTConfig.gpt2(), GPTConfig.llama(), GPTConfig.llama(qk_norm=True)]
+    assert [config_to_hf(c)["model_type"] for c in remedies] == ["gpt2", "llama", "qwen3"]
     (tmp_path / "there").mkdir()
     with pytest.raises(UserError, match="exists"):
         export_hf(

@@ -123,7 +123,7 @@ def _with_start(tokenizer: Tokenizer) -> dict:
 
 
 def export_model(
-    model: GPT,  # with GPT-2's or Llama's parts
+    model: GPT,  # with GPT-2's, Llama's or Qwen3's parts
     tokenizer: Tokenizer,  # the model's own
     out,  # str or Path: the folder, made here
 ) -> Path:
