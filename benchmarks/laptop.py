@@ -27,7 +27,7 @@ TABLES = "the preset, with tables"
 FORMS = {
     "two layers of 192, tables (the preset before)": BEFORE,
     "the preset: four layers of 128": [],
-    TABLES: "--ngram-rows 32768 --max-steps 1000".split(),
+    TABLES: "--ngram-rows 32768 --max-steps 800".split(),
 }
 
 

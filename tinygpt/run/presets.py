@@ -29,10 +29,10 @@ def laptop() -> TrainConfig:
             schedule="trapezoid",
             cooldown=0.6,
             final_lr=0.02,
-            max_steps=1280,
+            max_steps=1000,
             warmup_steps=20,
         ),
-        eval=EvalConfig(eval_every=200, eval_tokens=16_000, save_every=640, prompt="My fellow Americans"),
+        eval=EvalConfig(eval_every=200, eval_tokens=16_000, save_every=500, prompt="My fellow Americans"),
     )
 
 # %% ../../nbs/more/19_run_presets.ipynb #shakespeare-char-cpu
