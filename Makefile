@@ -43,10 +43,11 @@ test: $(VENV)/.installed-dev  ## everything CI checks: sync and clean, pytest, e
 lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
 	$(PY) -m jupyterlab --notebook-dir=. nbs/index.ipynb
 
-export: $(VENV)/.installed-dev  ## pages -> package, cleaned; headers and README.md made again
+export: $(VENV)/.installed-dev  ## pages -> package, cleaned; headers, picture and README.md made again
 	$(PY) tools/book.py headers
 	$(BIN)/nbdev_export
 	$(BIN)/nbdev_clean
+	$(PY) tools/picture.py
 	$(PY) tools/book.py readme
 
 format: $(VENV)/.installed-dev  ## lay out notebooks, tests and tools as the laws of style ask, and lint them

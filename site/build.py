@@ -50,6 +50,7 @@ def write_sources():
         if docname(path) == navigation.START:
             dressed.cells[0].source = dressed.cells[0].source.replace("# tinygpt", "# A GPT in one minute", 1)
         write(f"{docname(path)}.ipynb", nbformat.writes(dressed))
+    shutil.copytree(pages.ROOT / "nbs/images", SOURCE / "nbs/images")
     for name in TEXTS:
         write(name, (pages.ROOT / name).read_text(encoding="utf-8"))
     for module in reference.modules().values():
@@ -123,17 +124,17 @@ def one_minute() -> dict:
     return dict(bits=bits, loss_first=first, loss_last=last, curve="_static/curve.png", sample=sample)
 
 
-RUNG = re.compile(r"^(\S.*?) {2,}\d+ +([\d.]+)(?: +[\d.]+ \(.*?\))?( +inside the noise)?$", re.M)
+PICTURE = re.compile(r"!\[.*?: (\d+) times less .*?: (.*)\.\]\(images/ladder\.png\)")
 
 
 def ladder() -> dict:
-    "The ladder's first rung and those that bought time, with their CPU seconds, as chapter 20 prints them."
-    nb = nbformat.read(pages.ROOT / "nbs/20_speedrun.ipynb", as_version=4)
-    (table,) = (o.text for cell in nb.cells if cell.id == "ladder" for o in cell.outputs if "text" in o)
-    rungs = [(name, float(seconds)) for name, seconds, noise in RUNG.findall(table) if not noise]
-    first, last = rungs[0][1], rungs[-1][1]
-    rows = [dict(name=name, seconds=round(s), part=round(s / first, 3)) for name, s in rungs]
-    return dict(ladder=rows, times=round(first / last))
+    "The bars of the picture at the top of the index, whose words tools/picture.py takes from the record."
+    nb = nbformat.read(pages.ROOT / "nbs/index.ipynb", as_version=4)
+    times, bars = PICTURE.search(nb.cells[0].source).groups()
+    rungs = [bar.rsplit(" ", 1) for bar in bars.split(", ")]
+    longest = int(rungs[0][1])
+    rows = [dict(name=name, seconds=s, part=round(int(s) / longest, 3)) for name, s in rungs]
+    return dict(ladder=rows, times=times)
 
 
 def toctrees() -> str:

@@ -21,6 +21,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinxext.opengraph",
     "sphinx_sitemap",
+    "ebook",
     "formulas",
     "links",
     "navigation",
@@ -60,6 +61,8 @@ epub_title, epub_show_urls, epub_tocdepth = f"{project}: {facts['description']}"
 epub_tocscope = "includehidden"
 epub_use_index = html_domain_indices = False  # the reference has both
 epub_css_files = ["style.css"]
+epub_uid = epub_identifier = project  # the two have to be equal
+epub_description, epub_contributor = facts["description"], author
 source_links = places()
 
 

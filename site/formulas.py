@@ -9,8 +9,8 @@ from sphinx.util import logging
 
 LOG = logging.getLogger(__name__)
 
-# what TeX has and docutils has not; a size may be lost
-SYNONYMS = {r"\dots": r"\ldots", r"\Big": ""}
+# what TeX has, and docutils or an EPUB has not; a size may be lost
+SYNONYMS = {r"\dots": r"\ldots", r"\Big": "", r"\tfrac": r"\frac"}
 
 
 def to_mathml(tex: str, as_block: bool = False) -> str:

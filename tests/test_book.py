@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import book  # noqa: E402
 import pages  # noqa: E402
+import picture  # noqa: E402
 
 ORDER = pages.reading_order()
 PLACE = {path: place for place, path in enumerate(ORDER)}
@@ -45,6 +46,32 @@ def test_the_spine_holds_the_index_and_the_chapters_in_order_and_nothing_else():
     assert [path for path in ORDER if path.parent.name == "nbs"] == SPINE
     labels = pages.labels()
     assert {path.stem for path in ORDER if labels[path.stem] == "core"} == {path.stem for path in SPINE}
+
+
+def test_the_short_table_of_the_index_has_the_chapters_with_their_questions():
+    table = pages.chapters_table()
+    assert table.count("](") == len(SPINE) and "(10_adamw.ipynb) | What is in an AdamW step" in table
+    index = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4)
+    text = "\n".join(cell.source for cell in index.cells if cell.cell_type == "markdown")
+    assert table in text and pages.citation() in text
+
+
+def test_the_picture_at_the_top_shows_the_record_and_its_words_say_it():
+    rows = picture.shown_rungs()
+    assert rows[0]["name"] == "nanoGPT's settings" and len(rows) > 2
+    assert all(row["kept"] and not row["noise"] for row in rows)
+    told = picture.words(rows)
+    assert picture.drawn_words() == told, "run `make export`"
+    title = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[0].source
+    assert picture.LINE.search(title)[0] == f"![{told}](images/ladder.png)", "run `make export`"
+
+
+def test_a_badge_is_that_of_a_workflow():
+    names = re.findall(r"workflows/(\w+\.yml)/badge\.svg", (ROOT / "README.md").read_text(encoding="utf-8"))
+    folder = ROOT / ".github/workflows"
+    if not folder.exists():
+        pytest.skip("the source archive has no workflows")
+    assert names and all((folder / name).exists() for name in names)
 
 
 @pytest.mark.parametrize("path", ORDER, ids=lambda p: p.stem)
@@ -162,7 +189,7 @@ def copy(tmp_path):
         shutil.copytree(
             ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
         )
-    for name in ("settings.ini", "pyproject.toml", "setup.py", "README.md"):
+    for name in ("settings.ini", "pyproject.toml", "setup.py", "README.md", "CITATION.cff"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.rmtree(tmp_path / "tinygpt")  # two pages are enough, and quick
     (tmp_path / "tinygpt").mkdir()
@@ -226,6 +253,12 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
 
     edit(first, run_and_moved)
 
+    def another_version(nb):
+        last = nb["cells"][-1]
+        last["source"] = "".join(last["source"]).replace("version = {", "version = {9.")
+
+    edit(copy / "nbs/index.ipynb", another_version)
+
     def without_pictures_and_lines(nb):
         for cell in nb["cells"]:
             cell["source"] = "".join(cell["source"])
@@ -243,6 +276,7 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
         "README.md",
         "99_new.ipynb: the index does not list it",
         "nbs/more/00_support.ipynb: not clean",
+        "commands-md: chapters or citation are not up to date",
         "00_support.ipynb: the line under its title is not up to date",
         "11_schedule.ipynb: not in the form that Jupyter writes",
         "no stored picture",

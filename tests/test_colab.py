@@ -36,11 +36,13 @@ def test_what_a_page_needs_is_what_it_imports():
 
 
 def test_links_lead_to_pages_in_colab_and_to_files_in_the_repository():
-    text = "[a](../10_adamw.ipynb#why) [b](https://arxiv.org) [c](../../EXPERIMENTS.md) [d](#here)"
+    text = "[a](../10_adamw.ipynb#why) [b](https://arxiv.org) [c](../../EXPERIMENTS.md) [d](#here) "
+    text += "![e](../images/ladder.png)"
     url = pages.settings()
     assert colab.with_links(text, MORE) == (
         f"[a]({url['colab_url']}/nbs/10_adamw.ipynb#why) [b](https://arxiv.org) "
-        f"[c]({url['git_url']}/blob/main/EXPERIMENTS.md) [d](#here)"
+        f"[c]({url['git_url']}/blob/main/EXPERIMENTS.md) [d](#here) "
+        f"![e]({url['git_url']}/raw/main/nbs/images/ladder.png)"
     )
 
 

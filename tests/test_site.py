@@ -211,6 +211,32 @@ def test_the_sidebar_and_previous_and_next_follow_the_index():
 
 
 @needs_sphinx
+def test_the_front_page_has_the_bars_of_the_picture():
+    import build
+
+    front = build.ladder()
+    assert front["ladder"][0] == dict(
+        name="nanoGPT's settings", seconds=front["ladder"][0]["seconds"], part=1
+    )
+    parts = [rung["part"] for rung in front["ladder"]]
+    assert parts == sorted(parts, reverse=True) and abs(1 / parts[-1] - int(front["times"])) < 1
+
+
+@needs_sphinx
+def test_a_page_with_formulas_says_so_in_the_manifest_of_the_ebook(tmp_path):
+    from types import SimpleNamespace
+
+    from ebook import PAGE, Ebook
+
+    (tmp_path / "a.xhtml").write_text("<math></math>")
+    (tmp_path / "b.xhtml").write_text("<p></p>")
+    line = '<item id="x" href="{}.xhtml" media-type="application/xhtml+xml" />'
+    here = SimpleNamespace(outdir=tmp_path)
+    a, b = (PAGE.sub(lambda item: Ebook.with_properties(here, item), line.format(n)) for n in "ab")
+    assert a == line.format("a").replace(" />", ' properties="mathml" />') and b == line.format("b")
+
+
+@needs_sphinx
 def test_a_number_of_a_chapter_is_a_link_but_not_in_the_chapter_itself():
     from links import chapter_links
 

@@ -230,6 +230,17 @@ def run(names, write: bool, jobs: int) -> int:
     return bool(failed)
 
 
+def badges() -> str:
+    "What GitHub knows about the last run of two workflows, and where they lead."
+    url = settings()
+    runs = f"{url['git_url']}/actions/workflows"
+    book = f"{url['doc_host']}{url['doc_baseurl']}"
+    return (
+        f"[![tests]({runs}/test.yml/badge.svg)]({runs}/test.yml) "
+        f"[![the book on the web]({runs}/site.yml/badge.svg)]({book})"
+    )
+
+
 def write_readme(root: Path):
     "README.md and its pictures from nbs/index.ipynb."
     from nbconvert import MarkdownExporter
@@ -260,9 +271,8 @@ def write_readme(root: Path):
     )
     body = re.sub(r"\n[ \n]*!\[png\]", "\n\n![a picture made by the cell above]", body)
     body = re.sub(r"\n\s*\n\s*\n+(?=\S)", "\n\n", body)  # nbconvert is generous with empty lines
-    tests = f"{settings()['git_url']}/actions/workflows/test.yml"
     title, body = body.strip().split("\n", 1)
-    body = f"{title}\n\n[![tests]({tests}/badge.svg)]({tests})\n{body}"
+    body = f"{title}\n\n{badges()}\n{body}"
     (root / IMAGES).mkdir(parents=True, exist_ok=True)
     for old in (root / IMAGES).glob("index_*"):
         old.unlink()

@@ -56,6 +56,8 @@ def with_links(text: str, folder: Path) -> str:
         path = posixpath.normpath(posixpath.join(folder.relative_to(ROOT).as_posix(), path))
         if path.endswith(".ipynb"):
             return f"]({colab_link(ROOT / path)}{'#' * bool(anchor)}{anchor})"
+        if path.endswith(".png"):  # the picture itself, not the page about it
+            return f"]({settings()['git_url']}/raw/{settings()['branch']}/{path})"
         return f"]({settings()['files_url']}/{path})"
 
     return re.sub(r"\]\((?!https?:|#|attachment:|data:)([^)\s]+)\)", moved, text)

@@ -87,9 +87,12 @@ def index_problems():
     for page in sorted(listed & pages):
         if label.get(page.stem) not in LABELS:
             yield f"nbs/index.ipynb: {page.name} needs a label: {', '.join(LABELS)}"
-    title = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[0].source
-    if doors_line() not in title:
+    cells = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells
+    if doors_line() not in cells[0].source:
         yield "nbs/index.ipynb: the line under its title is not up to date (run `make export`)"
+    for cell in cells:
+        if cell.cell_type == "markdown" and cell.source != with_written_parts(cell.source):
+            yield f"nbs/index.ipynb: {cell.id}: chapters or citation are not up to date (run `make export`)"
 
 
 def module_of(path: Path) -> str | None:
@@ -197,6 +200,49 @@ def doors_line() -> str:
     return f"*Run this page {places} or [in a codespace]({url['codespaces_url']}) · {others}*"
 
 
+# ---- parts of the index that follow from elsewhere: its short table of chapters, the citation
+
+CHAPTERS = re.compile(r"^\| \| chapter \| its question \|\n(?:\|.*(?:\n|$))+", re.M)
+CITATION = re.compile(r"^```bibtex\n.*?^```", re.M | re.S)
+
+
+def chapters_table() -> str:
+    "The core pages by part, as the visitor's table; the whole list, at the end of the index, is its source."
+    lines, part = ["| | chapter | its question |", "|---|---|---|"], ""
+    for row in contents():
+        if row.label == "core":
+            if row.part != part:
+                lines.append(f"| | **{row.part}** | |")
+            part = row.part
+            link = row.path.relative_to(ROOT / "nbs").as_posix()
+            lines.append(f"| {row.number} | [{row.name}]({link}) | {row.question} |")
+    return "\n".join(lines) + "\n"
+
+
+def citation() -> str:
+    "What CITATION.cff says, for BibTeX."
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    fact = {key: value.strip(' "') for key, value in re.findall(r"^[ -]*([\w-]+): (.*)$", text, re.M)}
+    lines = [
+        "```bibtex",
+        "@software{tinygpt,",
+        f"  author  = {{{{{fact['name']}}}}},",
+        f"  title   = {{{fact['title']}}},",
+        f"  version = {{{fact['version']}}},",
+        f"  year    = {{{fact['date-released'][:4]}}},",
+        f"  url     = {{{fact['url']}}},",
+        "}",
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def with_written_parts(source: str) -> str:
+    "A cell of the index with its table of chapters and its citation as they are today."
+    source = CHAPTERS.sub(lambda _: chapters_table(), source)
+    return CITATION.sub(lambda _: citation(), source)
+
+
 def with_header(source: str, line: str, kind: re.Pattern = HEADER) -> str:
     "The title cell with this line of its kind, which comes after the `> ...` line."
     source = re.sub(r"\n{3,}", "\n\n", kind.sub("", source)).strip()
@@ -230,7 +276,7 @@ def with_seconds(source: str, measured: float) -> str:
 def write_headers() -> None:
     """Write the line under the title of every page; the seconds stay (`run --write` measures them).
 
-    All pages, the index too, come out as Jupyter writes them.
+    In the index, the short table of chapters and the citation too. All come out as Jupyter writes them.
     """
     facts = page_facts()
     for path in [ROOT / "nbs/index.ipynb", *facts]:
@@ -241,6 +287,9 @@ def write_headers() -> None:
             nb.cells[0].source = with_header(title, header_line(path, facts[path], seconds_in(title)))
         else:
             nb.cells[0].source = with_header(title, doors_line(), DOORS)
+            for cell in nb.cells:
+                if cell.cell_type == "markdown":
+                    cell.source = with_written_parts(cell.source)
         if notebook_text(nb) != before:
             path.write_text(notebook_text(nb), encoding="utf-8", newline="\n")
 

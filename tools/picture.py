@@ -1,0 +1,101 @@
+"""Draw the picture at the top of README.md from the record of chapter 20's ladder.
+
+python tools/picture.py      draw it again, with its words, if the record has changed (part of `make export`)
+"""
+
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import nbformat
+from pages import ROOT, notebook_text
+
+sys.path.insert(0, str(ROOT))
+from tinygpt.speedrun import GOAL, climb  # noqa: E402
+from tinygpt.support import PALETTE  # noqa: E402
+
+INDEX, PICTURE = ROOT / "nbs/index.ipynb", ROOT / "nbs/images/ladder.png"
+LINE = re.compile(r"^!\[.*\]\(images/ladder\.png\)$", re.M)  # in the index
+CHAPTERS = {  # where the book builds what a rung turns on
+    "four times the rate": "11",
+    "Muon": "14",
+    "RoPE": "06",
+    "start at zero": "05",
+    "n-gram tables": "06",
+    "one layer": "06",
+    "bfloat16 where the CPU has it": "08",
+}
+
+
+def shown_rungs() -> list[dict]:
+    "The ladder's first rung and those that bought time: the others are inside the noise, or were rejected."
+    record = json.loads((ROOT / "benchmarks/results/speedrun_ladder.json").read_text(encoding="utf-8"))
+    climbed = climb(record["rungs"])
+    return [row for row in climbed if row["kept"] and not row["noise"]]
+
+
+def seconds(row: dict) -> float:
+    return statistics.median(row["seconds"].values())
+
+
+def title(rows: list[dict]) -> str:
+    times = seconds(rows[0]) / seconds(rows[-1])
+    return f"What each idea bought: {times:.0f} times less CPU time to the same loss"
+
+
+def words(rows: list[dict]) -> str:
+    "The picture in words, for those who cannot see it: its title and all its numbers."
+    bars = ", ".join(f"{row['name']} {seconds(row):.0f}" for row in rows)
+    return f"{title(rows)}. CPU seconds to a validation loss of {GOAL}: {bars}."
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    "A bar a rung, with a point for each seed. The picture carries its words, so that a test can read them."
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots(figsize=(8, 0.38 * len(rows) + 1.1), dpi=120, layout="constrained")
+    for place, row in enumerate(rows):
+        ax.barh(place, seconds(row), height=0.62, color=PALETTE[0])
+        by_seed = list(row["seconds"].values())
+        ax.plot(by_seed, [place] * len(by_seed), "o", color="black", ms=3, alpha=0.6)
+        ax.text(max(by_seed) + 3, place, f"{seconds(row):.0f} s", va="center")
+    chapters = [f"  (chapter {CHAPTERS[row['name']]})" if row["name"] in CHAPTERS else "" for row in rows]
+    first, *others = (row["name"] + chapter for row, chapter in zip(rows, chapters))
+    ax.set_yticks(range(len(rows)), [first, *(f"+ {name}" for name in others)])
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.12 * max(rows[0]["seconds"].values()))
+    seeds = len(rows[0]["seconds"])
+    ax.set_xlabel(
+        f"CPU seconds to a validation loss of {GOAL} (bar: median, points: {seeds} seeds)", fontsize=9
+    )
+    fig.suptitle(title(rows), x=0.01, ha="left", weight="bold")
+    ax.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, metadata={"Description": words(rows)}, pil_kwargs={"optimize": True})
+    plt.close(fig)
+
+
+def drawn_words(path: Path = PICTURE) -> str:
+    "The words that a drawn picture carries; nothing, where there is none."
+    from PIL import Image
+
+    return Image.open(path).text.get("Description", "") if path.exists() else ""
+
+
+def main() -> None:
+    rows = shown_rungs()
+    if drawn_words() != words(rows):
+        draw(rows, PICTURE)
+        print(f"{PICTURE.relative_to(ROOT)}: drawn from the record")
+    nb = nbformat.read(INDEX, as_version=4)
+    nb.cells[0].source = LINE.sub(lambda _: f"![{words(rows)}](images/ladder.png)", nb.cells[0].source)
+    INDEX.write_text(notebook_text(nb), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
