@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
+from tinygpt.model_hf import config_to_hf
 from tinygpt.run.command import parse_arguments
 from tinygpt.run.config import TrainConfig
 from tinygpt.run.presets import PRESETS, preset
@@ -28,6 +29,11 @@ def test_presets_are_sound_fresh_and_named_after_themselves(name, words):
     assert config.problems() == [] and config.run.name == name
     config.model.n_layer = 99
     assert preset(name).model.n_layer != 99
+
+
+@pytest.mark.parametrize("name, form", [("laptop", "qwen3"), ("gpt2", "gpt2"), ("tinystories", "llama")])
+def test_other_programs_know_the_form_of_these_presets(name, form):
+    assert config_to_hf(preset(name).model)["model_type"] == form
 
 
 def test_nanogpts_cpu_run_has_its_published_settings():
