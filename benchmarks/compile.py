@@ -151,7 +151,9 @@ def main():
     parser.add_argument("--preset", default="laptop")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--backend", default="inductor", help="of torch.compile; eager: a trial of the script")
+    parser.add_argument(
+        "--backend", default="inductor", help="of torch.compile; eager: a trial of the script"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15, help="pairs of steps in each process")
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")

@@ -1,6 +1,6 @@
 """Every guess about GPUs, measured: one command, in pieces of under ten minutes each.
 
-    python benchmarks/gpu.py                  every piece in its order, as far as nine minutes go; again: goes on
+    python benchmarks/gpu.py                  every piece in its order, nine minutes of them; again: goes on
     python benchmarks/gpu.py attention step   these pieces
     python benchmarks/gpu.py --list           what there is to measure
     python benchmarks/gpu.py step --nanogpt FOLDER --build-nanogpt FOLDER    with the peers, from their clones
@@ -52,6 +52,10 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs/gpu", help="folder of training runs")
     parser.add_argument("--nanogpt", type=Path, metavar="FOLDER", help="a clone of nanoGPT, for step")
     parser.add_argument("--build-nanogpt", type=Path, metavar="FOLDER", help="a clone of it, for step")
+    parser.add_argument(
+        "--data", default="sotu", help="of race: what GPT-2 is trained on, as tinygpt.train takes it"
+    )
+    parser.add_argument("--steps", type=int, help="of race: GPT-2's steps (250 on the embedded corpus)")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args(argv)
     if unknown := [piece for piece in args.pieces if piece not in PIECES]:
@@ -82,6 +86,8 @@ def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
         runs=runs,
         nanogpt=args.nanogpt,
         build_nanogpt=args.build_nanogpt,
+        data=args.data,
+        steps=args.steps,
     )
     record = Record(piece, setup, args.again)
     module = importlib.import_module(f"gpu_pieces.{piece}")
@@ -102,6 +108,8 @@ def main(argv=None) -> int:
         for piece, minutes in PIECES.items():
             print(f"{piece:11s}{minutes:3d} minutes  {what_it_is(piece)}")
         return 0
+    if args.reduced:
+        torch.set_num_threads(1)
     pieces = args.pieces or list(PIECES)
     deadline = time.monotonic() + 60 * args.minutes
     words = sys.argv[1:] if argv is None else list(argv)
@@ -124,4 +132,6 @@ def main(argv=None) -> int:
 
 
 if __name__ == "__main__":
+    # the processes that pieces start find the package, too
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
     sys.exit(main())

@@ -9,11 +9,11 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from gpu_pieces.clock import ms, take_turns
-from gpu_pieces.record import one_line
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from gpu_pieces.clock import ms, take_turns
+from gpu_pieces.record import one_line
 from tinygpt.attention import naive_attention, tiled_attention
 from tinygpt.attention_triton import triton_attention
 from tinygpt.support import peak_bytes

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from gpu_pieces.record import one_line
 
+from gpu_pieces.record import one_line
 from tinygpt.support import Timing
 
 SLOW = 1.0  # seconds: what takes longer is timed fewer times

@@ -6,9 +6,9 @@ fp8 is measured as a product only (torch._scaled_mm, one scale for each matrix):
 from functools import partial
 
 import torch
+
 from gpu_pieces.clock import ms, take_turns
 from gpu_pieces.training import Step, rows_that_fit, speed
-
 from tinygpt.measure.speed import datasheet, measure_bandwidth
 
 # TFLOP/s of dense products in TF32 and in fp8 (sums in float32); the other formats are in
@@ -87,7 +87,9 @@ def bandwidth(setup) -> dict:
     sheet = datasheet(torch.cuda.get_device_name()) if setup.device == "cuda" else None
     of_sheet = round(found / sheet.bandwidth, 4) if sheet else None
     sheet_gbs = sheet.bandwidth if sheet else None
-    return dict(what="memory", gb_per_second=round(found, 1), sheet_gb_per_second=sheet_gbs, of_sheet=of_sheet)
+    return dict(
+        what="memory", gb_per_second=round(found, 1), sheet_gb_per_second=sheet_gbs, of_sheet=of_sheet
+    )
 
 
 def steps(setup, compile: str) -> list[dict]:
@@ -133,7 +135,11 @@ def in_precision(step: Step, setup, settings: dict):
 
 def cases(setup) -> list:
     "Products of three sizes, the memory, steps eager and compiled."
-    found = [(f"products of {n}", partial(products, setup, n)) for n in setup.pick((4096, 8192, 16384), (64,))]
+    found = [
+        (f"products of {n}", partial(products, setup, n)) for n in setup.pick((4096, 8192, 16384), (64,))
+    ]
     found.append(("memory", partial(bandwidth, setup)))
-    found += [(f"steps, compile {how}", partial(steps, setup, how)) for how in setup.pick(("off", "on"), ("off",))]
+    found += [
+        (f"steps, compile {how}", partial(steps, setup, how)) for how in setup.pick(("off", "on"), ("off",))
+    ]
     return found

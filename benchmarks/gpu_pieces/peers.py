@@ -1,4 +1,4 @@
-"""The models of nanoGPT and build-nanogpt, loaded from clones of them, each with the step that its script makes.
+"""The models of nanoGPT and build-nanogpt, loaded from clones, each with the step of its script.
 
 Nothing of theirs is kept here: `--nanogpt FOLDER` and `--build-nanogpt FOLDER` say where they lie.
 """
@@ -66,9 +66,7 @@ def autocast(setup):
 
 def nanogpt_step(setup, rows: int, compiled: bool):
     "The step of nanoGPT's bench.py: no clipping, and the loss is read in every step."
-    model, optimizer = make_model(
-        setup, load_classes(setup.nanogpt / "model.py"), dropout=0.0, bias=False
-    )
+    model, optimizer = make_model(setup, load_classes(setup.nanogpt / "model.py"), dropout=0.0, bias=False)
     torch.set_float32_matmul_precision("high")
     run = torch.compile(model, backend=setup.backend) if compiled else model
     x, y = batch(setup, rows)

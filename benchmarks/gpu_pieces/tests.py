@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
 
-from gpu_pieces.record import ROOT
+from gpu_pieces.record import ROOT, Later
 
 GROUPS = {  # name -> arguments of pytest
     "marked cuda": ["-m", "cuda", "tests"],
@@ -20,7 +20,7 @@ GROUPS = {  # name -> arguments of pytest
     "NCCL, DDP, FSDP2": ["tests/test_ddp_world.py", "tests/test_ddp_wrap.py", "tests/test_ddp_command.py"],
     "ZeRO and the trainer's ways": ["tests/test_zero.py", "tests/test_run_parallel.py"],
 }
-REDUCED = {"a file": ["tests/test_schedule.py"]}
+REDUCED = {"a few": ["tests/test_support.py", "-k", "atomic"]}
 
 
 def summary(report: Path) -> dict:
@@ -44,13 +44,13 @@ def run_group(setup, arguments: list[str]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        done = subprocess.run(
-            [*command, *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=max(setup.seconds_left, 60),
-        )
+        limit = max(setup.seconds_left, 60)
+        how = dict(cwd=ROOT, capture_output=True, text=True, timeout=limit)
+        try:
+            done = subprocess.run([*command, *arguments], **how)
+        except subprocess.TimeoutExpired:
+            why = f"not at their end after {limit:.0f} s: give more with --minutes"
+            raise Later([dict(tests=" ".join(arguments), error=why)]) from None
         if not report.exists():
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             raise RuntimeError(f"pytest wrote no report: {lines[-1]}")

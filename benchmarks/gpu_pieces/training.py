@@ -4,6 +4,7 @@ The step is the trainer's: its optimizer, its `train_step` with clipping, its co
 """
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch.autograd import DeviceType
 
+from gpu_pieces.record import Later
 from tinygpt.accumulate import train_step
 from tinygpt.accumulate_memory import checkpoint_blocks
 from tinygpt.checkpoint import checkpoints
@@ -24,7 +26,7 @@ from tinygpt.measure.speed import flops_per_token
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.precision import LossScaler, choose_policy
 from tinygpt.run.config import TrainConfig
-from tinygpt.run.parallel import Single
+from tinygpt.run.parallel import choose_parallel
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
 from tinygpt.support import synchronize
@@ -74,29 +76,34 @@ class Step:
         compile: str = "off",  # or "on", "max-autotune"
         loss_chunk: int = 0,
         checkpoint: bool = False,
+        world: World | None = None,  # None: alone
+        parallel: str = "auto",
     ):
+        world = world or World(device=torch.device(setup.device))
+        device = str(world.device)
         self.config, self.rows, self.device = gpt2_config(setup), rows, setup.device
-        self.policy = choose_policy(setup.device, dtype)
+        self.policy = choose_policy(device, dtype)
         if setup.device == "cuda":
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.manual_seed(0)
-        self.model = GPT(self.config).to(setup.device)
+        self.model = GPT(self.config).to(device)
         if not padded:
             without_padding(self.model)
         if checkpoint:
             checkpoint_blocks(self.model)
-        self.way = way = Single(self.model, World(), loss_chunk)
+        Way, _ = choose_parallel(parallel, world)
+        self.way = way = Way(self.model, world, loss_chunk)
         config = preset("gpt2")
         config.optim = replace(config.optim, adamw=adamw, optimizer=optimizer)
-        config.system = replace(config.system, device=setup.device, dtype=dtype)
+        config.system = replace(config.system, device=device, dtype=dtype)
         way.make_optimizer(config)
         self.optimizer = way.optimizer
         self.module, said = compile_model(way.module, compile, None, backend=setup.backend)
         if compile != "off" and not isinstance(self.module, CompiledModel):
             raise RuntimeError(said)
-        self.scaler = LossScaler(setup.device, enabled=self.policy.scaler)
+        self.scaler = LossScaler(device, enabled=self.policy.scaler)
         shape = (2, rows, self.config.block_size)
-        self.x, self.y = torch.randint(self.config.vocab_size, shape, device=setup.device)
+        self.x, self.y = torch.randint(self.config.vocab_size, shape, device=device)
 
     def __call__(self):
         train_step(
@@ -104,7 +111,9 @@ class Step:
             self.optimizer,
             self.x,
             self.y,
+            total=self.way.share_of_targets(self.y),
             autocast=self.policy.autocast,
+            no_sync=self.way.no_sync,
             clip=1.0,
             clip_fn=self.way.clip,
             scaler=self.scaler,
@@ -149,7 +158,7 @@ def count_syncs(work, device: str) -> int | None:
             work()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(warning.message) for warning in seen)
+    return sum("called a synchronizing" in str(warning.message) for warning in seen)
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
@@ -200,6 +209,51 @@ def trace(work, device: str, top: int = 8) -> dict:
         kernels=len(every),
         top=[dict(kernel=name, ms=round(1e3 * busy[name], 3)) for name in first],
     )
+
+
+def small_text(setup) -> str:
+    "The path of a text of 60 kB, for runs of the reduced form."
+    path = setup.runs / "words.txt"
+    lines = [f"The {i % 17}th of {i % 12} months is a good day for number {i}.\n" for i in range(1000)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines))
+    return str(path)
+
+
+def run_config(
+    setup,
+    name: str,  # of the run's folder
+    steps: int,
+    rows: int,  # of 1024 tokens, in a step
+    source: str = "sotu",
+    **optim,  # settings of `OptimConfig`
+) -> TrainConfig:
+    "The preset gpt2 on a text that is at hand, looked at often."
+    config = preset("gpt2")
+    config.run = replace(config.run, name=name, out=str(setup.runs))
+    text = small_text(setup) if setup.reduced else source
+    batch = setup.pick(rows, 2)
+    config.data = replace(config.data, source=text, tokenizer=setup.pick("gpt2", "byte"), loader="shard")
+    config.data = replace(config.data, batch_size=batch, micro_batch_size=min(batch, rows_that_fit(setup)))
+    config.model = gpt2_config(setup)
+    steps = setup.pick(steps, 4)
+    config.optim = replace(config.optim, max_steps=steps, warmup_steps=max(1, steps // 10), **optim)
+    looks = dict(eval_every=max(1, steps // 20), eval_tokens=setup.pick(100_000, 200), log_every=5)
+    ends = dict(save_every=0, keep=1, sample_tokens=0, compressors=False)
+    ends |= dict(final_eval_tokens=setup.pick(1_000_000, 300))
+    config.eval = replace(config.eval, **looks, **ends)
+    config.system = replace(config.system, device=setup.device)
+    return config
+
+
+def train_case(setup, config: TrainConfig, **labels) -> dict:
+    "A run as far as the time goes: its curve. Later, where it is not at its end; its weights go when it is."
+    finished = train_for(config, setup.seconds_left)
+    row = labels | dict(steps=config.optim.max_steps, curve=curve(config))
+    if not finished:
+        raise Later([row])
+    shutil.rmtree(config.folder / "checkpoints")
+    return row | dict(loss=row["curve"][-1]["loss"])
 
 
 def train_for(
