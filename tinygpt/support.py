@@ -334,8 +334,11 @@ def gpu_record(
         return []
     record = read_json(path)
     wanted = {key: v if isinstance(v, tuple) else (v,) for key, v in (where or {}).items()}
-    rows = [row for row in record["rows"] if all(row.get(key) in wanted[key] for key in wanted)]
-    rows += [row for row in record["rows"] if set(row) == {"case", "error"}]  # of these nothing else is known
+    rows = []
+    for row in record["rows"]:
+        only_failed = set(row) == {"case", "error"}  # nothing else is known of it
+        if only_failed or all(row.get(key) in values for key, values in wanted.items()):
+            rows.append(row)
     table = [list(columns), *([_cell(row.get(key)) for key in columns.values()] for row in rows)]
     for cells, row in zip(table[1:], rows):
         cells[0] = row["case"] if cells[0] == "-" else cells[0]
