@@ -1,9 +1,12 @@
 """benchmarks/gpu.py in its reduced form, on the CPU: every piece runs, goes on, keeps what fails."""
 
+import importlib
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -338,6 +341,55 @@ def test_tokens_to_a_loss_lie_on_the_line_between_two_looks():
     points = [dict(tokens=100, loss=4.0), dict(tokens=200, loss=3.0), dict(tokens=300, loss=3.5)]
     assert optimizers.tokens_to(points, 3.25) == 175
     assert optimizers.tokens_to(points, 5.0) == 100 and optimizers.tokens_to(points, 2.0) is None
+
+
+@pytest.fixture
+def h100(monkeypatch):
+    "What torch says on an H100, as far as the lists of cases ask."
+    about = SimpleNamespace(
+        name="NVIDIA H100 80GB HBM3", total_memory=85 * 10**9, major=9, minor=0, multi_processor_count=132
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: about.name)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (84 * 10**9, 85 * 10**9))
+    monkeypatch.setattr(record, "_answer", lambda *command: "580.1" if "nvidia-smi" in command else "abc")
+
+
+def test_a_record_of_a_gpu_names_it_with_its_memory_and_driver(h100, setup):
+    setup.reduced = False
+    about = record.Record("step", setup).about
+    assert about["machine"].startswith("4 x NVIDIA H100 80GB HBM3, 79.2 GiB, driver 580.1, CUDA ")
+    assert about["gpu"] == "NVIDIA H100 80GB HBM3" and about["commit"] == "abc"
+    assert about["command"] == "python benchmarks/gpu.py step"
+    setup.device = "cuda"
+    assert setup.peak == 989e12
+
+
+def test_the_full_pieces_list_their_cases(h100, setup):
+    setup.device, setup.reduced = "cuda", False
+    setup.nanogpt = setup.build_nanogpt = setup.folder
+    names = {}
+    for piece in gpu.PIECES:
+        names[piece] = [case for case, _ in importlib.import_module(f"gpu_pieces.{piece}").cases(setup)]
+        assert len(set(names[piece])) == len(names[piece]) > 0, piece
+    assert training.rows_that_fit(setup) == 32
+    assert {"eager float32", "max-autotune", "compiled, 64 rows", "nanoGPT, compiled"} < set(names["step"])
+    assert len(names["attention"]) == 14 and {"fsdp on 2", "zero on 4"} < set(names["parallel"])
+
+
+def test_waits_are_counted_as_cuda_tells_them(monkeypatch):
+    "The sentence is torch's (c10/cuda); its notice that the mode is a prototype has the same word in it."
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def work():
+        warnings.warn("this prototype does not yet detect all synchronizing operations", stacklevel=1)
+        for _ in range(3):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+    assert training.count_syncs(work, "cuda") == 3 and modes == ["warn", "default"]
 
 
 @pytest.mark.cuda

@@ -11,8 +11,8 @@ from functools import partial
 from gpu_pieces.training import run_config, train_case
 from tinygpt.data.tokens import load_corpus
 from tinygpt.measure.speed import flops_per_token
-from tinygpt.run.command import starting_point
 from tinygpt.run.config import config_from_dict
+from tinygpt.run.presets import preset
 
 GOAL = 1.4697  # of nanoGPT's config/train_shakespeare_char.py, as its README has it
 # what chapter 20's longer race on a CPU ended with: its model and its optimizer, in nanoGPT's sizes
@@ -60,7 +60,7 @@ def shakespeare(setup, variant: str, seed: int) -> dict:
     "A run of the preset shakespeare-char, changed; the seconds to the goal."
     if not setup.reduced:
         load_corpus("shakespeare")  # UserError that says where to put it
-    config, _, _ = starting_point(["shakespeare-char"])
+    config = preset("shakespeare-char")
     changes = VARIANTS[variant]
     if setup.reduced:
         config = run_config(setup, f"char-{seed}", 4, 2)
