@@ -271,14 +271,30 @@ def test_time_is_that_of_one_call():
     assert 0.002 <= found["nap"].min < 0.02
 
 
+def test_a_gpus_time_is_that_between_two_events_over_the_calls(monkeypatch):
+    "Events of torch.cuda tell milliseconds."
+    calls, waited = [], []
+
+    def event(enable_timing):
+        return SimpleNamespace(
+            record=lambda: calls.append("event"),
+            synchronize=lambda: waited.append(1),
+            elapsed_time=lambda end: 30.0,
+        )
+
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    assert clock.timed(lambda: calls.append("work"), "cuda", calls=3) == pytest.approx(0.01)
+    assert calls == ["event", "work", "work", "work", "event"] and waited
+
+
 def test_spans_that_overlap_are_covered_once():
     assert training.covered([(0, 2), (1, 3), (5, 6), (5.2, 5.4)]) == 4
     assert training.covered([]) == 0
 
 
 def test_messages_that_run_beside_kernels_are_hidden():
-    spans = {"ncclDevKernel_AllReduce": [(0.0, 2.0)], "gemm": [(0.5, 1.5), (3, 4)]}
-    assert parallel.overlap(spans) == dict(messages_ms=2000.0, hidden=0.5)
+    spans = {"ncclDevKernel_AllReduce": [(0.0, 2.0)], "gemm": [(1.5, 2.5), (3, 4)]}
+    assert parallel.overlap(spans) == dict(messages_ms=2000.0, hidden=0.25)
     assert parallel.overlap({"gemm": [(0, 1)]})["hidden"] is None
 
 
@@ -319,7 +335,7 @@ def test_memory_is_predicted_only_where_the_prediction_knows_the_step(setup):
         dict(loss_chunk=8),
         dict(checkpoint=True),
         dict(padded=False),
-        step.SLOWEST,
+        dict(adamw="foreach"),
     )
     for change in (*unknown, dict(optimizer="muon", compile="on")):
         assert step.predicted(setup, fused | change, 2) is None, change
