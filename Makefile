@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 endif
 PY := $(BIN)/python
 
-.PHONY: help train test lab export format notebooks site bench teeth hooks clean
+.PHONY: help train test lab export format notebooks site bench gpu teeth hooks clean
 help:                 ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -67,6 +67,9 @@ hooks: $(VENV)/.installed-dev  ## git and Jupyter hooks that keep notebooks clea
 
 bench: $(VENV)/.installed-dev  ## what this machine does: imports, the default run's speed, the chapters
 	$(PY) benchmarks/everyday.py
+
+gpu: $(VENV)/.installed-dev    ## on a machine with CUDA: every guess about GPUs becomes a record, nine minutes at a time; again: goes on
+	$(PY) benchmarks/gpu.py $(ARGS)
 
 teeth: $(VENV)/.installed-dev  ## a hole in every function, and every slip: do the tests see it? (an hour; goes on where it was)
 	OMP_NUM_THREADS=1 $(PY) benchmarks/teeth.py --save

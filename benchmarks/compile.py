@@ -55,7 +55,7 @@ def child(args) -> dict:
     optimizer = way.optimizer
     shape = (2, config.data.batch_size, config.model.block_size)
     x, y = torch.randint(config.model.vocab_size, shape, device=policy.device)
-    compiled = torch.compile(model)
+    compiled = torch.compile(model, backend=args.backend)
 
     def step(fn):
         synchronize()
@@ -88,6 +88,7 @@ def fresh_process(args, cache: str) -> dict:
     "What `child` returns in a process of its own that compiles into the folder `cache`."
     command = [sys.executable, __file__, "--child", "--preset", args.preset, "--steps", str(args.steps)]
     command += ["--threads", str(args.threads), "--device", args.device, "--dtype", args.dtype]
+    command += ["--backend", args.backend]
     env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
@@ -150,6 +151,9 @@ def main():
     parser.add_argument("--preset", default="laptop")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument(
+        "--backend", default="inductor", help="of torch.compile; eager: a trial of the script"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15, help="pairs of steps in each process")
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from tinygpt.run.report import cpu_name
+from tinygpt.support import atomic_path
 
 
 def machine() -> str:
@@ -25,9 +26,11 @@ def machine() -> str:
 
 def save(
     name: str,  # of the file, without .json
-    result: dict,
+    result: dict,  # its entries go before those about the machine
+    folder: Path | None = None,  # None: results
+    quiet: bool = False,  # do not say so
 ) -> Path:
-    "Write results/NAME.json."
+    "Write NAME.json."
 
     def installed(package):
         try:
@@ -44,10 +47,12 @@ def save(
         date=time.strftime("%Y-%m-%d"),
         load=round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
     )
-    path = Path(__file__).parent / "results" / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**about, **result}, indent=2) + "\n")
-    print(f"written: {path}")
+    path = (folder or Path(__file__).parent / "results") / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path) as tmp:
+        tmp.write_text(json.dumps({**about, **result}, indent=2) + "\n")
+    if not quiet:
+        print(f"written: {path}")
     return path
 
 

@@ -95,9 +95,16 @@ class DequeLoader:
         return flat[:-1].view(self.B, self.T), flat[1:].view(self.B, self.T)
 
 
-def loaders(B: int, T: int, batches: int) -> dict:
+def loaders(
+    B: int,
+    T: int,
+    batches: int,  # in a round
+    size: int = 20_000_000,  # tokens in the file
+    tokenized: int = 500_000,  # tokens that the stream makes in a round
+    rounds: int = 5,
+) -> dict:
     "Tokens per second of each loader, of a plain vectorised copy, and of a deque."
-    tokens = np.random.default_rng(0).integers(0, 50_000, size=20_000_000).astype(np.uint16)
+    tokens = np.random.default_rng(0).integers(0, 50_000, size=size).astype(np.uint16)
     path = Path(tempfile.mkdtemp()) / "tokens.bin"
     tokens.tofile(path)
     mapped = np.memmap(path, dtype=np.uint16, mode="r")
@@ -124,10 +131,10 @@ def loaders(B: int, T: int, batches: int) -> dict:
         "plain copy": copy,
         "RandomLoader": drain(RandomLoader(mapped, B, T), batches),
         "ShardLoader": drain(ShardLoader(mapped, B, T), batches),
-        "StreamLoader, tokenizing": drain(stream, 500_000 // (B * T)),
+        "StreamLoader, tokenizing": drain(stream, tokenized // (B * T)),
         "deque": drain(DequeLoader(tokens, B, T), 4),
     }
-    result = rates(work)
+    result = rates(work, rounds)
     path.unlink()
     return result
 

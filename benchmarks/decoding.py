@@ -74,18 +74,25 @@ class Decoding:
     def __init__(self, model: GPT, run=None, rows: int = 1):
         self.run = model if run is None else run
         weight = model.wte.weight
-        self.cache = KVCache(model.config, rows, dtype=weight.dtype)
+        self.cache = KVCache(model.config, rows, weight.device, weight.dtype)
         self.rows = rows
         self.seconds = []
-        model(torch.zeros(rows, BEHIND, dtype=torch.int64), cache=self.cache)
+        model(self.ids(BEHIND), cache=self.cache)
 
-    def step(self, tokens: int = 1) -> float:
-        "CPU seconds of one pass; the cache goes on, and begins again at its end."
+    def ids(self, tokens: int) -> torch.Tensor:
+        "So many tokens for each row."
+        return torch.zeros(self.rows, tokens, dtype=torch.int64, device=self.cache.k.device)
+
+    def advance(self, tokens: int = 1):
+        "One pass; the cache goes on, and begins again at its end."
         if self.cache.length + tokens > self.cache.k.shape[3]:
             self.cache.length = BEHIND
-        ids = torch.zeros(self.rows, tokens, dtype=torch.int64)
+        self.run(self.ids(tokens), cache=self.cache)
+
+    def step(self, tokens: int = 1) -> float:
+        "CPU seconds of one pass."
         begin = time.process_time()
-        self.run(ids, cache=self.cache)
+        self.advance(tokens)
         return time.process_time() - begin
 
 

@@ -1,5 +1,6 @@
 import errno
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tinygpt.support import (
     cache_dir,
     check_exercise,
     command,
+    gpu_record,
     hold_lock,
     interval,
     measure_time,
@@ -475,3 +477,30 @@ def test_an_interval_is_students():
     assert mean == 2.5 and half == pytest.approx(3.182 * (5 / 3) ** 0.5 / 2, rel=1e-3)
     wider = interval([1.0, 2.0, 3.0, 4.0], level=0.99)
     assert wider[0] == 2.5 and wider[1] == pytest.approx(5.841 * (5 / 3) ** 0.5 / 2, rel=1e-3)
+
+
+def test_where_nothing_was_measured_on_a_gpu_one_line_says_so(tmp_path, capsys):
+    assert gpu_record(tmp_path / "gpu_step.json", {"step": "case"}) == []
+    told = "On a GPU: not measured yet; `make gpu` writes benchmarks/results/gpu_step.json\n"
+    assert capsys.readouterr().out == told
+
+
+def test_a_gpu_record_is_a_table_under_its_machine_with_the_errors_of_what_failed(tmp_path, capsys):
+    rows = [
+        dict(case="eager", what="step", ms=41.512345, rows=[32, 1.0]),
+        dict(case="memory", what="memory", ms=1.0),
+        dict(case="more rows", error="OutOfMemoryError: 90 GiB"),
+    ]
+    about = dict(machine="H100, driver 580", command="python benchmarks/gpu.py step", date="2026-11-23")
+    (tmp_path / "gpu_step.json").write_text(json.dumps(about | dict(rows=rows)))
+    shown = gpu_record(tmp_path / "gpu_step.json", {"": "case", "ms": "ms", "rows": "rows"}, {"what": "step"})
+    assert shown == rows
+    assert capsys.readouterr().out.splitlines() == [
+        "H100, driver 580",
+        "python benchmarks/gpu.py step, 2026-11-23",
+        "              ms   rows",
+        "eager      41.51  32, 1",
+        "more rows      -      -  OutOfMemoryError: 90 GiB",
+    ]
+    gpu_record(tmp_path / "gpu_step.json", {"": "case"}, {"what": ("memory", "step"), "ms": 1.0})
+    assert capsys.readouterr().out.splitlines()[3:] == ["memory", "more rows  OutOfMemoryError: 90 GiB"]

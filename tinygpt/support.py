@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'UserError', 'file_problem', 'read_json', 'atomic_path', 'hold_lock', 'cache_dir', 'Timing', 'synchronize',
-           'measure_time', 'peak_bytes', 'plot_style', 't_share', 't_quantile', 'interval', 'check_exercise', 'command',
-           'parse_options']
+           'measure_time', 'peak_bytes', 'plot_style', 't_share', 't_quantile', 'interval', 'gpu_record',
+           'check_exercise', 'command', 'parse_options']
 
 # %% ../nbs/more/00_support.ipynb #imports
 import dataclasses
@@ -308,6 +308,47 @@ def interval(
     values = list(values)
     error = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.mean(values), t_quantile(0.5 + level / 2, len(values) - 1) * error
+
+# %% ../nbs/more/00_support.ipynb #gpu-record
+def _cell(value) -> str:
+    "A value as it stands in a table: four digits of a float, a dash for nothing."
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def gpu_record(
+    path,  # str or Path: of a record that benchmarks/gpu.py writes
+    columns: dict[str, str],  # the head of each column -> its key in the rows
+    where: dict | None = None,  # show only rows with these values, or one of a tuple of them; None: all
+) -> list[dict]:
+    """Print what was measured on a GPU as a table, with machine and command; returns all rows of the record.
+
+    Where nothing was measured it says so in one line, and returns none. A row that failed shows its error.
+    """
+    path = Path(path)
+    if not path.exists():
+        print(f"On a GPU: not measured yet; `make gpu` writes benchmarks/results/{path.name}")
+        return []
+    record = read_json(path)
+    wanted = {key: v if isinstance(v, tuple) else (v,) for key, v in (where or {}).items()}
+    rows = []
+    for row in record["rows"]:
+        only_failed = set(row) == {"case", "error"}  # nothing else is known of it
+        if only_failed or all(row.get(key) in values for key, values in wanted.items()):
+            rows.append(row)
+    table = [list(columns), *([_cell(row.get(key)) for key in columns.values()] for row in rows)]
+    for cells, row in zip(table[1:], rows):
+        cells[0] = row["case"] if cells[0] == "-" else cells[0]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    print(f"{record['machine']}\n{record['command']}, {record['date']}")
+    for cells, row in zip(table, [{}, *rows]):
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths)]
+        aligned[0] = cells[0].ljust(widths[0])  # the first is text
+        print("  ".join([*aligned, row.get("error", "")]).rstrip())
+    return record["rows"]
 
 # %% ../nbs/more/00_support.ipynb #exercise
 def check_exercise(

@@ -1,0 +1,137 @@
+"""Every guess about GPUs, measured: one command, in pieces of under ten minutes each.
+
+    python benchmarks/gpu.py                  every piece in its order, nine minutes of them; again: goes on
+    python benchmarks/gpu.py attention step   these pieces
+    python benchmarks/gpu.py --list           what there is to measure
+    python benchmarks/gpu.py step --nanogpt FOLDER --build-nanogpt FOLDER    with the peers, from their clones
+
+Each piece writes benchmarks/results/gpu_PIECE.json, with machine, versions and command, after each of its
+cases. A case that is there, of the same machine and the same code, is not measured again (--again: it is).
+What fails, for want of memory or support, is a row with its error. Where there is no CUDA, or with --reduced,
+tiny sizes run on the CPU to see that all of it works; what they write goes to a temporary folder.
+"""
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # the pieces, and the package where it is not installed
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler is silent
+
+import torch  # noqa: E402
+from gpu_pieces.record import Record, Setup, run_cases  # noqa: E402
+
+PIECES = {  # in the order of their worth; minutes on an H100, a guess until one has run them
+    "tests": 8,
+    "step": 9,
+    "attention": 6,
+    "formats": 2,
+    "compile": 8,
+    "optimizers": 20,
+    "generate": 4,
+    "data": 3,
+    "race": 30,
+    "parallel": 8,
+}
+
+
+def parse(argv=None) -> argparse.Namespace:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"of {', '.join(PIECES)}")
+    parser.add_argument("--minutes", type=float, default=9, help="begin no case after so many")
+    parser.add_argument("--again", action="store_true", help="measure also what is there")
+    parser.add_argument("--reduced", action="store_true", help="tiny, on the CPU; so without CUDA anyway")
+    parser.add_argument("--out", type=Path, help="folder of the records")
+    parser.add_argument("--runs", type=Path, default=HERE.parent / "runs/gpu", help="folder of training runs")
+    parser.add_argument("--nanogpt", type=Path, metavar="FOLDER", help="a clone of nanoGPT, for step")
+    parser.add_argument("--build-nanogpt", type=Path, metavar="FOLDER", help="a clone of it, for step")
+    parser.add_argument(
+        "--data", default="sotu", help="of race: what GPT-2 is trained on, as tinygpt.train takes it"
+    )
+    parser.add_argument("--steps", type=int, help="of race: GPT-2's steps (250 on the embedded corpus)")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args(argv)
+    if unknown := [piece for piece in args.pieces if piece not in PIECES]:
+        parser.error(f"there is no piece {', '.join(unknown)}: choose of {', '.join(PIECES)}")
+    args.reduced = args.reduced or not torch.cuda.is_available()
+    if args.out is None:
+        temporary = Path(tempfile.gettempdir()) / "tinygpt-gpu-reduced"
+        args.out = temporary if args.reduced else HERE / "results"
+    if args.reduced and args.out.resolve() == (HERE / "results").resolve():
+        parser.error("what a reduced run writes is no record: give --out another folder")
+    return args
+
+
+def what_it_is(piece: str) -> str:
+    "The first line of the piece's file."
+    module = importlib.import_module(f"gpu_pieces.{piece}")
+    return module.__doc__.splitlines()[0]
+
+
+def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
+    "One piece, in this process; returns whether all of its cases are there."
+    runs = args.out / "runs" if args.reduced else args.runs
+    setup = Setup(
+        device="cpu" if args.reduced else "cuda",
+        reduced=args.reduced,
+        deadline=deadline,
+        folder=args.out,
+        runs=runs,
+        nanogpt=args.nanogpt,
+        build_nanogpt=args.build_nanogpt,
+        data=args.data,
+        steps=args.steps,
+    )
+    record = Record(piece, setup, args.again)
+    module = importlib.import_module(f"gpu_pieces.{piece}")
+    cases = module.cases(setup)
+    there = sum(record.has(case) for case, _ in cases)
+    print(f"{piece}: {what_it_is(piece)}")
+    takes = "seconds, in the reduced form" if args.reduced else f"about {PIECES[piece]} minutes (a guess)"
+    print(f"  {len(cases)} cases, {there} there; all take {takes}; on {record.about['machine']}", flush=True)
+    finished = run_cases(record, cases)
+    print(f"  in {record.path}: {len(record.rows)} rows", flush=True)
+    return finished
+
+
+def main(argv=None) -> int:
+    "0 where every case is there, 3 where the time was over before."
+    args = parse(argv)
+    if args.list:
+        for piece, minutes in PIECES.items():
+            print(f"{piece:11s}{minutes:3d} minutes  {what_it_is(piece)}")
+        return 0
+    if args.reduced:
+        torch.set_num_threads(1)
+    pieces = args.pieces or list(PIECES)
+    deadline = time.monotonic() + 60 * args.minutes
+    words = sys.argv[1:] if argv is None else list(argv)
+    flags = [word for word in words if word not in PIECES]
+    left = []
+    for piece in pieces:
+        if len(pieces) == 1:
+            finished = run_piece(piece, args, deadline)
+        elif time.monotonic() < deadline:  # a process each: an error of the GPU is over when it ends
+            minutes = str(max(0.01, (deadline - time.monotonic()) / 60))
+            command = [sys.executable, __file__, piece, *flags, "--minutes", minutes]
+            finished = subprocess.run(command).returncode == 0
+        else:
+            finished = False
+        left += [] if finished else [piece]
+    if left:
+        again = ["python", "benchmarks/gpu.py", *left, *(flag for flag in flags if flag != "--again")]
+        print(f"not at its end: {', '.join(left)}; go on with: {' '.join(again)}")
+    return 3 if left else 0
+
+
+if __name__ == "__main__":
+    # the processes that pieces start find the package, too
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Which attention is fastest, on which length: ours, torch's kernels, flex; forward and backward.
+
+12 heads of 64 in bfloat16, always 16,384 tokens: at T = 128 that is 128 rows, at T = 16,384 a single one. A
+causal pass needs half of the products, and counts so. The backward of the fused kernels makes five products
+where the forward makes two; for all of them 2.5 times the forward's FLOPs are counted.
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from gpu_pieces.clock import ms, take_turns
+from gpu_pieces.record import one_line
+from tinygpt.attention import naive_attention, tiled_attention
+from tinygpt.attention_triton import triton_attention
+from tinygpt.support import peak_bytes
+
+LENGTHS = (128, 512, 1024, 2048, 4096, 8192, 16384)
+BACKENDS = {
+    "SDPA flash": SDPBackend.FLASH_ATTENTION,
+    "SDPA efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "SDPA math": SDPBackend.MATH,
+}
+LONGEST = {"tiled": 4096}  # beyond it a Python loop over tiles takes minutes and tells nothing new
+
+
+def by_backend(backend, causal: bool):
+    "torch's attention by one kernel only; a RuntimeError where that cannot do it."
+
+    def attend(q, k, v):
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return attend
+
+
+def by_flex(setup, T: int, causal: bool):
+    "flex_attention, compiled for this shape."
+    torch._dynamo.reset()
+    run = torch.compile(flex_attention, dynamic=False, backend=setup.backend)
+
+    def see(b, h, i, j):
+        return i >= j
+
+    mask = create_block_mask(see, None, None, T, T, device=setup.device) if causal else None
+    return lambda q, k, v: run(q, k, v, block_mask=mask)
+
+
+def ways(setup, T: int, causal: bool) -> dict:
+    "name -> function of q, k and v."
+    found = {
+        "naive": partial(naive_attention, causal=causal),
+        "tiled": partial(tiled_attention, causal=causal),
+        "our Triton kernel": partial(triton_attention, causal=causal),
+        "SDPA's choice": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal),
+        **{name: by_backend(backend, causal) for name, backend in BACKENDS.items()},
+        "flex, compiled": by_flex(setup, T, causal),
+    }
+    return {name: attend for name, attend in found.items() if T <= LONGEST.get(name, T)}
+
+
+def flops(rows: int, heads: int, T: int, width: int, causal: bool) -> int:
+    "Of a forward: two products of T x T x width for each head, half of them where it is causal."
+    return rows * heads * 4 * T * T * width // (2 if causal else 1)
+
+
+def case(setup, T: int, causal: bool) -> list[dict]:
+    "All ways on one length: a row each, with forward and backward."
+    tokens, heads, width = setup.pick((16384, 12, 64), (64, 2, 16))
+    rows = tokens // T
+    dtype = setup.pick(torch.bfloat16, torch.float32)
+    shape = (rows, heads, T, width)
+    q, k, v, dy = (torch.randn(shape, device=setup.device, dtype=dtype) for _ in range(4))
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+
+    def forward(attend):
+        with torch.no_grad():
+            attend(*inputs)
+
+    def both(attend):
+        torch.autograd.grad(attend(*inputs), inputs, dy)
+
+    found = ways(setup, T, causal)
+    how = dict(device=setup.device) | setup.pick({}, dict(turns=1, warmup=1, at_least=0))
+    there, no_forward = take_turns({n: partial(forward, a) for n, a in found.items()}, **how)
+    back, no_backward = take_turns({n: partial(both, found[n]) for n in there}, **how)
+
+    work = flops(rows, heads, T, width, causal)
+    out = []
+    for name, attend in found.items():
+        row = dict(what=name, causal=causal, T=T, rows=rows)
+        if name in there:
+            row |= dict(forward_ms=ms(there[name])["ms"])
+            row |= dict(forward_of_peak=round(work / there[name].median / setup.peak, 4))
+        if name in back:
+            row |= dict(both_ms=ms(back[name])["ms"])
+            row |= dict(both_of_peak=round(3.5 * work / back[name].median / setup.peak, 4))
+            row |= memory(partial(both, attend))
+        error = no_forward.get(name) or no_backward.get(name)
+        out.append(row | (dict(error=error) if error else {}))
+    return out
+
+
+def memory(work) -> dict:
+    "Megabytes that it takes beside its inputs."
+    try:
+        return dict(memory_mb=round(peak_bytes(work) / 1e6, 2))
+    except Exception as error:
+        return dict(error=one_line(error))
+
+
+def cases(setup) -> list:
+    "Each length, causal and not."
+    found = []
+    for causal in (True, False):
+        for T in setup.pick(LENGTHS, (32, 64)):
+            name = f"T = {T}, {'causal' if causal else 'not causal'}"
+            found.append((name, partial(case, setup, T, causal)))
+    return found

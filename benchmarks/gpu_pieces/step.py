@@ -1,0 +1,137 @@
+"""What makes a training step of GPT-2 faster: each change on top of the one before, and the peers beside it.
+
+124 M parameters, rows of 1024 tokens, 32 of them or what the memory holds. A row of the record: tokens a
+second, MFU against the data sheet's bfloat16, memory beside `tinygpt.measure.memory`'s prediction where it
+makes one, the host's waits, the share of time in which the GPU had nothing to do, and its longest kernels.
+"""
+
+from functools import partial
+
+import torch
+
+from gpu_pieces.clock import ms, take_turns
+from gpu_pieces.peers import build_nanogpt_step, nanogpt_step
+from gpu_pieces.training import (
+    Step,
+    clocked,
+    count_syncs,
+    gpt2_config,
+    peak_memory,
+    rows_that_fit,
+    speed,
+    trace,
+)
+from tinygpt.measure.memory import largest_batch, predict_memory
+from tinygpt.measure.speed import host_reads
+from tinygpt.support import _quiet_stderr
+
+SLOWEST = dict(dtype="float32", tf32=False, adamw="for-loop", padded=False)
+LADDER = [  # (name, what it changes in the step before it)
+    ("eager float32", {}),
+    ("TF32 products", dict(tf32=True)),
+    ("bfloat16", dict(dtype="bfloat16")),
+    ("foreach AdamW", dict(adamw="foreach")),
+    ("fused AdamW", dict(adamw="fused")),
+    ("padded vocabulary", dict(padded=True)),
+    ("compiled", dict(compile="on")),
+]
+# what is tried on top of the last, each by itself
+BRANCHES = [
+    ("max-autotune", dict(compile="max-autotune")),
+    ("loss in chunks", dict(loss_chunk=8192)),
+    ("activations computed again", dict(checkpoint=True)),
+    ("both, for memory", dict(loss_chunk=8192, checkpoint=True)),
+    ("Muon", dict(optimizer="muon")),
+]
+
+
+def predicted(setup, settings: dict, rows: int) -> int | None:
+    "Bytes that `measure.memory` predicts; None for what it does not know."
+    unknown = settings.get("compile", "off") != "off" or settings.get("loss_chunk")
+    if unknown or settings.get("checkpoint") or not settings.get("padded", True):
+        return None
+    if settings["adamw"] != "fused":
+        return None
+    dtype = getattr(torch, settings["dtype"])
+    return predict_memory(gpt2_config(setup), rows, dtype=dtype, device=setup.device).total
+
+
+def look(setup, step, tokens: int, steps: int | None = None) -> dict:
+    "Everything that a record says of a step."
+    first = clocked(step)
+    timings, errors = take_turns({"step": step}, setup.device, turns=steps or setup.pick(15, 2))
+    if errors:
+        raise RuntimeError(errors["step"])
+    timing = timings["step"]
+    memory = peak_memory(step, setup.device)
+
+    def several():
+        for _ in range(setup.pick(3, 1)):
+            step()
+
+    with _quiet_stderr():
+        reads, seen = host_reads(step), trace(several, setup.device)
+    return dict(
+        **speed(setup, gpt2_config(setup), tokens, timing.median),
+        **ms(timing),
+        first_step_s=round(first, 2),
+        memory_gb=None if memory is None else round(memory / 1e9, 2),
+        host_reads=reads,
+        syncs=count_syncs(step, setup.device),
+        **seen,
+    )
+
+
+def rung(setup, rows: int, settings: dict, after: str | None) -> dict:
+    "One row: a step with these settings."
+    torch._dynamo.reset()
+    step = Step(setup, rows, **settings)
+    found = look(setup, step, rows * step.config.block_size)
+    if step.compile_failed:
+        raise RuntimeError("not compiled: the compiler failed, see above")
+    guess = predicted(setup, settings, rows)
+    memory = dict(predicted_gb=None if guess is None else round(guess / 1e9, 2))
+    return dict(after=after, rows=rows, **found, **memory)
+
+
+def peer(setup, make, rows: int, compiled: bool) -> dict:
+    "One row: a peer's own model, optimizer and step, loaded from its folder."
+    torch._dynamo.reset()
+    step = make(setup, rows, compiled)
+    return dict(after=None, rows=rows, **look(setup, step, rows * gpt2_config(setup).block_size))
+
+
+def more_rows(setup, settings: dict, rows: int) -> list[tuple[str, object]]:
+    "The best settings with twice and four times the rows, where the memory might hold them."
+    if setup.reduced:
+        return []
+    config = gpt2_config(setup)
+    whole = torch.cuda.get_device_properties(0).total_memory
+    most = largest_batch(config, 1.3 * whole, dtype=torch.bfloat16, device="cuda")  # compiled takes less
+    counts = [n for n in (2 * rows, 4 * rows) if n <= most]
+    return [(f"compiled, {n} rows", partial(rung, setup, n, settings, "compiled")) for n in counts]
+
+
+def cases(setup) -> list:
+    "The ladder, what is tried on its top, more rows, the first rung again, the peers."
+    rows = rows_that_fit(setup)
+    settings, found, after = dict(SLOWEST), [], None
+    for name, change in LADDER:
+        settings = settings | change
+        found.append((name, partial(rung, setup, rows, dict(settings), after)))
+        after = name
+    for name, change in BRANCHES:
+        if setup.reduced and "compile" in change:
+            continue  # a mode of the compiler, which a reduced run does without
+        found.append((name, partial(rung, setup, rows, settings | change, "compiled")))
+    found += more_rows(setup, settings, rows)
+    for folder, name, make in (
+        (setup.nanogpt, "nanoGPT", nanogpt_step),
+        (setup.build_nanogpt, "build-nanogpt", build_nanogpt_step),
+    ):
+        for compiled in (True, False) if folder else ():
+            title = f"{name}, {'compiled' if compiled else 'eager'}"
+            found.append((title, partial(peer, setup, make, rows, compiled)))
+    # the same thing at both ends of the piece: does the GPU run as fast when it is warm?
+    found.append(("compiled, again", partial(rung, setup, rows, dict(settings), "compiled")))
+    return found

@@ -1,0 +1,63 @@
+"""Do the tests hold on this GPU? Those marked cuda, and all that compile, run Triton, or wrap many processes.
+
+Several GPUs, where there are, are found by the tests themselves. What fails stands in the record by its name.
+"""
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from functools import partial
+from pathlib import Path
+
+from gpu_pieces.record import ROOT, Later
+
+GROUPS = {  # name -> arguments of pytest
+    "marked cuda": ["-m", "cuda", "tests"],
+    "Triton": ["tests/test_attention_triton.py"],
+    "compile": ["tests/test_compile.py"],
+    "memory and speed": ["tests/test_measure_memory.py", "tests/test_measure_speed.py"],
+    "NCCL, DDP, FSDP2": ["tests/test_ddp_world.py", "tests/test_ddp_wrap.py", "tests/test_ddp_command.py"],
+    "ZeRO and the trainer's ways": ["tests/test_zero.py", "tests/test_run_parallel.py"],
+}
+REDUCED = {"a few": ["tests/test_support.py", "-k", "atomic"]}
+
+
+def summary(report: Path) -> dict:
+    "What pytest's junit file says: counts, seconds, and the failed tests with the first line of each."
+    found = dict(passed=0, failed=0, skipped=0, seconds=0.0, failures=[])
+    for case in ET.parse(report).iter("testcase"):
+        found["seconds"] += float(case.get("time") or 0)
+        wrong = [child for child in case if child.tag in ("failure", "error")]
+        if wrong:
+            found["failed"] += 1
+            name = f"{case.get('classname')}.{case.get('name')}"
+            why = (wrong[0].get("message") or "").strip().splitlines()
+            found["failures"].append(dict(test=name, why=why[0][:200] if why else ""))
+        else:
+            found["skipped" if case.find("skipped") is not None else "passed"] += 1
+    return found | dict(seconds=round(found["seconds"], 1))
+
+
+def run_group(setup, arguments: list[str]) -> dict:
+    "One call of pytest, in a process of its own, until it ends or the time is over."
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        limit = max(setup.seconds_left, 60)
+        how = dict(cwd=ROOT, capture_output=True, text=True, timeout=limit)
+        try:
+            done = subprocess.run([*command, *arguments], **how)
+        except subprocess.TimeoutExpired:
+            why = f"not at their end after {limit:.0f} s: give more with --minutes"
+            raise Later([dict(tests=" ".join(arguments), error=why)]) from None
+        if not report.exists():
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+            raise RuntimeError(f"pytest wrote no report: {lines[-1]}")
+        return dict(tests=" ".join(arguments), status=done.returncode, **summary(report))
+
+
+def cases(setup) -> list:
+    "A case for each group of tests."
+    groups = setup.pick(GROUPS, REDUCED)
+    return [(name, partial(run_group, setup, arguments)) for name, arguments in groups.items()]

@@ -1,0 +1,418 @@
+"""benchmarks/gpu.py in its reduced form, on the CPU: every piece runs, goes on, keeps what fails."""
+
+import importlib
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+import gpu  # noqa: E402
+from gpu_pieces import clock, formats, optimizers, parallel, peers, record, step, training  # noqa: E402
+from gpu_pieces import tests as test_piece  # noqa: E402
+
+from tinygpt.measure.speed import PEAKS  # noqa: E402
+from tinygpt.support import UserError  # noqa: E402
+
+
+def run(folder, *words) -> int:
+    return gpu.main([*words, "--reduced", "--out", str(folder), "--runs", str(folder / "runs")])
+
+
+def rows_of(folder, piece) -> list[dict]:
+    return json.loads((folder / f"gpu_{piece}.json").read_text())["rows"]
+
+
+@pytest.fixture
+def setup(tmp_path):
+    "A reduced run with a minute left."
+    return record.Setup("cpu", True, time.monotonic() + 60, tmp_path, tmp_path / "runs")
+
+
+@pytest.fixture
+def pretend(monkeypatch, setup):
+    "Pieces of the test's own: pretend(**{case: function}) is the piece `attention` of the next command."
+
+    def put(**cases):
+        import gpu_pieces.attention as piece
+
+        monkeypatch.setattr(piece, "cases", lambda setup: list(cases.items()))
+
+    return put
+
+
+def test_a_record_says_on_what_machine_when_and_by_which_command_it_was_made(tmp_path, pretend):
+    pretend(one=lambda: dict(ms=1.5))
+    assert run(tmp_path, "attention") == 0
+    found = json.loads((tmp_path / "gpu_attention.json").read_text())
+    assert found["rows"] == [dict(case="one", ms=1.5)] and found["open"] == []
+    assert found["command"] == "python benchmarks/gpu.py attention --reduced"
+    assert torch.__version__ in found["machine"] and found["torch"] == torch.__version__
+    assert found["date"] == time.strftime("%Y-%m-%d") and found["reduced"] and len(found["code"]) == 12
+
+
+def test_a_case_that_is_there_is_not_run_again_unless_asked(tmp_path, pretend, capsys):
+    calls = []
+    pretend(one=lambda: calls.append(1) or dict(n=len(calls)), two=lambda: dict(n=0))
+    for _ in range(2):
+        assert run(tmp_path, "attention") == 0
+    assert calls == [1] and "one: is there" in capsys.readouterr().out
+    run(tmp_path, "attention", "--again")
+    assert [row["n"] for row in rows_of(tmp_path, "attention")] == [2, 0]
+
+
+@pytest.mark.parametrize("key", ["machine", "code"])
+def test_a_record_of_another_machine_or_code_is_replaced(tmp_path, pretend, key):
+    pretend(one=lambda: dict(ms=1.0), two=lambda: dict(ms=2.0))
+    run(tmp_path, "attention")
+    path = tmp_path / "gpu_attention.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "another", "rows": [dict(case="one")]}))
+    run(tmp_path, "attention")
+    assert rows_of(tmp_path, "attention") == [dict(case="one", ms=1.0), dict(case="two", ms=2.0)]
+
+
+def test_a_case_that_fails_is_a_row_and_the_next_one_runs(tmp_path, pretend):
+    def fails():
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB")
+
+    pretend(one=fails, two=lambda: [dict(n=1), dict(n=2)])
+    assert run(tmp_path, "attention") == 0
+    assert rows_of(tmp_path, "attention") == [
+        dict(case="one", error="OutOfMemoryError: CUDA out of memory."),
+        dict(case="two", n=1),
+        dict(case="two", n=2),
+    ]
+
+
+def test_when_the_time_is_over_it_stops_and_says_how_to_go_on(tmp_path, pretend, capsys, monkeypatch):
+    done = []
+    pretend(one=lambda: done.append(1) or dict(n=1), two=lambda: dict(n=2))
+    monkeypatch.setattr(record.Setup, "seconds_left", property(lambda self: 0 if done else 1))
+    assert run(tmp_path, "attention") == 3 and len(rows_of(tmp_path, "attention")) == 1
+    assert "go on with: python benchmarks/gpu.py attention --reduced" in capsys.readouterr().out
+    done.clear()
+    assert run(tmp_path, "attention") == 0 and len(rows_of(tmp_path, "attention")) == 2
+
+
+def test_a_case_that_is_not_at_its_end_is_gone_on_with(tmp_path, pretend):
+    steps = []
+
+    def long():
+        steps.append(1)
+        if len(steps) < 2:
+            raise record.Later([dict(n=len(steps))])
+        return dict(n=len(steps))
+
+    pretend(long=long, after=lambda: dict(n=0))
+    assert run(tmp_path, "attention") == 3
+    assert rows_of(tmp_path, "attention") == [dict(case="long", n=1)]
+    assert run(tmp_path, "attention") == 0
+    assert rows_of(tmp_path, "attention") == [dict(case="long", n=2), dict(case="after", n=0)]
+
+
+def test_a_reduced_run_never_writes_among_the_results(capsys):
+    before = sorted((ROOT / "benchmarks/results").iterdir())
+    with pytest.raises(SystemExit):
+        gpu.main(["attention", "--reduced", "--out", str(ROOT / "benchmarks/results")])
+    assert "is no record" in capsys.readouterr().err
+    assert gpu.parse(["--reduced"]).out != ROOT / "benchmarks/results"
+    assert sorted((ROOT / "benchmarks/results").iterdir()) == before
+
+
+def test_every_piece_says_what_it_is_and_has_cases(setup, capsys):
+    assert gpu.main(["--list"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in told] == list(gpu.PIECES)
+    with pytest.raises(SystemExit):
+        gpu.main(["gardening"])
+
+
+# what a row must have, piece by piece; the heavier ones are further down
+@pytest.mark.parametrize(
+    "piece, needed",
+    [
+        ("formats", {"what"}),
+        ("attention", {"what", "T", "causal", "rows"}),
+        ("generate", {"what", "way", "rows"}),
+        ("data", {"what", "loader"}),
+        ("compile", {"preset", "eager_s", "compiled_s", "cold_first_s", "break_even_flops_cold"}),
+        ("parallel", {"way", "gpus", "tokens_per_second"}),
+        ("race", {"what", "steps", "curve", "loss"}),
+        ("tests", {"passed", "failed", "skipped", "failures"}),
+    ],
+)
+def test_the_reduced_form_of_a_piece_runs(tmp_path, piece, needed):
+    assert run(tmp_path, piece) == 0
+    found = rows_of(tmp_path, piece)
+    assert found and all(needed <= set(row) for row in found)
+    errors = [row for row in found if "error" in row]
+    assert len(errors) < len(found)
+    if piece not in ("formats", "attention"):  # there: formats and kernels that a CPU does not have
+        assert errors == []
+
+
+def test_the_steps_of_the_ladder_and_of_the_peers_run(tmp_path, monkeypatch):
+    whole = {key: value for _, change in step.LADDER for key, value in change.items()}
+    monkeypatch.setattr(step, "LADDER", [step.LADDER[0], ("compiled", whole)])
+    monkeypatch.setattr(step, "BRANCHES", [step.BRANCHES[3]])
+    for name in ("nanoGPT", "build-nanogpt"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "nanoGPT/model.py").write_text(PEER.format(last="betas, device_type"))
+    script = PEER.format(last="device_type") + "\nraise SystemExit('the script was run')\n"
+    (tmp_path / "build-nanogpt/train_gpt2.py").write_text(script)
+    folders = ["--nanogpt", str(tmp_path / "nanoGPT"), "--build-nanogpt", str(tmp_path / "build-nanogpt")]
+    assert run(tmp_path, "step", *folders) == 0
+    found = {row["case"]: row for row in rows_of(tmp_path, "step")}
+    assert {case: row["error"] for case, row in found.items() if "error" in row} == {}
+    assert {"nanoGPT, compiled", "build-nanogpt, eager"} < set(found)
+    assert found["nanoGPT, eager"]["host_reads"] > 0 == found["compiled"]["host_reads"]
+    assert all(row["tokens_per_second"] > 0 and row["top"] for row in found.values())
+
+
+PEER = """
+import torch
+import no_such_package_anywhere
+from dataclasses import dataclass
+from torch import nn
+
+@dataclass
+class GPTConfig:
+    block_size: int = 0
+    vocab_size: int = 0
+    n_layer: int = 0
+    n_head: int = 0
+    n_embd: int = 0
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+
+    def forward(self, idx, targets):
+        logits = self.wte(idx) @ self.wte.weight.T
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def configure_optimizers(self, weight_decay, learning_rate, {last}):
+        return torch.optim.SGD(self.parameters(), lr=learning_rate)
+"""
+
+
+def test_a_peers_folder_without_its_model_is_told(tmp_path):
+    with pytest.raises(UserError, match="folder of a clone"):
+        peers.load_classes(tmp_path / "model.py")
+
+
+def test_training_runs_are_gone_on_with_and_their_curves_kept(tmp_path, setup, monkeypatch):
+    monkeypatch.setattr(optimizers, "implementations", lambda setup: dict(what="AdamW"))
+    assert run(tmp_path, "optimizers") == 0
+    found = {row["case"]: row for row in rows_of(tmp_path, "optimizers")}
+    assert [case for case, row in found.items() if "error" in row] == []
+    first = found["adamw, rate 0.0003"]
+    assert first["curve"][-1]["step"] == first["steps"] == 4
+    assert first["curve"][-1]["tokens"] == 4 * 2 * 32 and first["loss"] == first["curve"][-1]["loss"]
+    assert found["tokens to a loss"]["goal"] == found["adamw, seed 1"]["loss"]
+    assert not list((tmp_path / "runs").glob("*/checkpoints"))
+
+
+def test_a_run_whose_time_is_over_saves_and_the_next_command_ends_it(setup):
+    config = training.run_config(setup, "long", 4, 2)
+    config.optim.max_steps, config.eval.eval_every = 100_000, 0
+    setup.deadline = time.monotonic() + 1
+    with pytest.raises(record.Later) as stopped:
+        training.train_case(setup, config, what="gpt2")
+    made = stopped.value.rows[0]["curve"]
+    [saved] = (config.folder / "checkpoints").iterdir()
+    config.optim.max_steps = int(saved.name[5:]) + 2
+    setup.deadline = time.monotonic() + 60
+    row = training.train_case(setup, config, what="gpt2")
+    assert row["curve"][-1]["step"] == config.optim.max_steps > 2 and len(made) <= len(row["curve"])
+
+
+def test_the_race_needs_a_text_and_says_where_it_was_looked_for(tmp_path, setup, monkeypatch):
+    from gpu_pieces import race
+
+    row = race.shakespeare(setup, "the preset", 1)
+    assert row["goal"] == 1.4697 and row["seconds"] is None and len(row["curve"]) >= 1
+    monkeypatch.setattr(
+        race, "load_corpus", lambda name: (_ for _ in ()).throw(UserError("could not be fetched"))
+    )
+    setup.reduced = False
+    with pytest.raises(UserError, match="fetched"):
+        race.shakespeare(setup, "the preset", 1)
+
+
+def test_on_one_gpu_there_is_nothing_to_measure_between_gpus(setup, monkeypatch):
+    setup.reduced = False
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    [(_, work)] = parallel.cases(setup)
+    assert work() == dict(way="one GPU", error="nothing to measure")
+
+
+def test_turns_alternate_and_a_variant_that_fails_stops_no_other():
+    order = []
+
+    def fails():
+        raise RuntimeError("no kernel\nfor this")
+
+    variants = {"a": lambda: order.append("a"), "b": lambda: order.append("b"), "c": fails}
+    found, errors = clock.take_turns(variants, "cpu", turns=3, warmup=1, at_least=0)
+    assert errors == {"c": "RuntimeError: no kernel"} and set(found) == {"a", "b"}
+    assert "".join(order)[-6:] == "ababab"
+
+
+def test_time_is_that_of_one_call():
+    found, _ = clock.take_turns({"nap": lambda: time.sleep(0.002)}, "cpu", turns=3, at_least=0.02)
+    assert 0.002 <= found["nap"].min < 0.02
+
+
+def test_a_gpus_time_is_that_between_two_events_over_the_calls(monkeypatch):
+    "Events of torch.cuda tell milliseconds."
+    calls, waited = [], []
+
+    def event(enable_timing):
+        return SimpleNamespace(
+            record=lambda: calls.append("event"),
+            synchronize=lambda: waited.append(1),
+            elapsed_time=lambda end: 30.0,
+        )
+
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    assert clock.timed(lambda: calls.append("work"), "cuda", calls=3) == pytest.approx(0.01)
+    assert calls == ["event", "work", "work", "work", "event"] and waited
+
+
+def test_spans_that_overlap_are_covered_once():
+    assert training.covered([(0, 2), (1, 3), (5, 6), (5.2, 5.4)]) == 4
+    assert training.covered([]) == 0
+
+
+def test_messages_that_run_beside_kernels_are_hidden():
+    spans = {"ncclDevKernel_AllReduce": [(0.0, 2.0)], "gemm": [(1.5, 2.5), (3, 4)]}
+    assert parallel.overlap(spans) == dict(messages_ms=2000.0, hidden=0.25)
+    assert parallel.overlap({"gemm": [(0, 1)]})["hidden"] is None
+
+
+def test_a_trace_finds_the_idle_time_and_the_longest_kernels(monkeypatch):
+    spans = {"void gemm<float, 3>(int)": [(0.0, 1.0)], "gemm<half>": [(2.0, 3.5)], "add": [(3.5, 4.0)]}
+    monkeypatch.setattr(training, "kernel_spans", lambda work, device: spans)
+    found = training.trace(None, "cuda")
+    assert found["idle"] == 0.25 and found["kernels"] == 3
+    assert found["top"][0] == dict(kernel="gemm", ms=2500.0)
+
+
+def test_the_sheet_has_every_gpu_that_the_package_knows():
+    "TF32 is half of bfloat16 on every chip that has it, fp8 twice: what NVIDIA's sheets have in common."
+    known = {name for name in PEAKS if name not in ("B200", "MI300X")}
+    assert set(formats.FURTHER) == known
+    for name, (tf32, fp8) in formats.FURTHER.items():
+        half = PEAKS[name].half
+        assert tf32 is None or tf32 == pytest.approx(half / 2, rel=0.02), name
+        assert fp8 is None or fp8 == pytest.approx(2 * half, rel=0.02), name
+    assert formats.promised("NVIDIA H100 PCIe")["fp8"] == 1513
+    assert set(formats.promised("NVIDIA Nothing 9").values()) == {None}
+
+
+def test_the_model_without_padding_computes_the_same_loss(setup):
+    torch.manual_seed(0)
+    model = training.GPT(training.gpt2_config(setup))
+    x = torch.randint(300, (2, 32))
+    padded = model(x, x)[1].item()
+    plain = training.without_padding(model)
+    assert plain.wte.weight.shape[0] == 300 and plain(x, x)[1].item() == pytest.approx(padded, abs=1e-6)
+
+
+def test_memory_is_predicted_only_where_the_prediction_knows_the_step(setup):
+    fused = dict(step.SLOWEST, dtype="bfloat16", adamw="fused", padded=True)
+    assert step.predicted(setup, fused, 2) > 0
+    unknown = (
+        dict(compile="on"),
+        dict(loss_chunk=8),
+        dict(checkpoint=True),
+        dict(padded=False),
+        dict(adamw="foreach"),
+    )
+    for change in (*unknown, dict(optimizer="muon", compile="on")):
+        assert step.predicted(setup, fused | change, 2) is None, change
+
+
+def test_the_tests_are_counted_from_their_report(tmp_path):
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase classname="a" name="b" time="1.5"/>'
+        '<testcase classname="a" name="c" time="0.5"><failure message="assert 1 == 2&#10;more"/></testcase>'
+        '<testcase classname="a" name="d" time="0"><skipped/></testcase></testsuite></testsuites>'
+    )
+    found = test_piece.summary(report)
+    assert found.pop("failures") == [dict(test="a.c", why="assert 1 == 2")]
+    assert found == dict(passed=1, failed=1, skipped=1, seconds=2.0)
+
+
+def test_tokens_to_a_loss_lie_on_the_line_between_two_looks():
+    points = [dict(tokens=100, loss=4.0), dict(tokens=200, loss=3.0), dict(tokens=300, loss=3.5)]
+    assert optimizers.tokens_to(points, 3.25) == 175
+    assert optimizers.tokens_to(points, 5.0) == 100 and optimizers.tokens_to(points, 2.0) is None
+
+
+@pytest.fixture
+def h100(monkeypatch):
+    "What torch says on an H100, as far as the lists of cases ask."
+    about = SimpleNamespace(
+        name="NVIDIA H100 80GB HBM3", total_memory=85 * 10**9, major=9, minor=0, multi_processor_count=132
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: about.name)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (84 * 10**9, 85 * 10**9))
+    monkeypatch.setattr(record, "_answer", lambda *command: "580.1" if "nvidia-smi" in command else "abc")
+
+
+def test_a_record_of_a_gpu_names_it_with_its_memory_and_driver(h100, setup):
+    setup.reduced = False
+    about = record.Record("step", setup).about
+    assert about["machine"].startswith("4 x NVIDIA H100 80GB HBM3, 79.2 GiB, driver 580.1, CUDA ")
+    assert about["gpu"] == "NVIDIA H100 80GB HBM3" and about["commit"] == "abc"
+    assert about["command"] == "python benchmarks/gpu.py step"
+    setup.device = "cuda"
+    assert setup.peak == 989e12
+
+
+def test_the_full_pieces_list_their_cases(h100, setup):
+    setup.device, setup.reduced = "cuda", False
+    setup.nanogpt = setup.build_nanogpt = setup.folder
+    names = {}
+    for piece in gpu.PIECES:
+        names[piece] = [case for case, _ in importlib.import_module(f"gpu_pieces.{piece}").cases(setup)]
+        assert len(set(names[piece])) == len(names[piece]) > 0, piece
+    assert training.rows_that_fit(setup) == 32
+    assert {"eager float32", "max-autotune", "compiled, 64 rows", "nanoGPT, compiled"} < set(names["step"])
+    assert len(names["attention"]) == 14 and {"fsdp on 2", "zero on 4"} < set(names["parallel"])
+
+
+def test_waits_are_counted_as_cuda_tells_them(monkeypatch):
+    "The sentence is torch's (c10/cuda); its notice that the mode is a prototype has the same word in it."
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def work():
+        warnings.warn("this prototype does not yet detect all synchronizing operations", stacklevel=1)
+        for _ in range(3):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+    assert training.count_syncs(work, "cuda") == 3 and modes == ["warn", "default"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_reads_of_a_gpu_tensor_are_counted():
+    x = torch.ones(3, device="cuda")
+    assert training.count_syncs(lambda: (x.sum().item(), x.max().item()), "cuda") == 2
+    assert training.count_syncs(lambda: x.sum(), "cuda") == 0
+    assert training.peak_memory(lambda: torch.empty(10_000_000, device="cuda"), "cuda") >= 40_000_000
+    assert clock.timed(lambda: x.sum(), "cuda") > 0
