@@ -28,7 +28,7 @@ from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.run.presets import preset
 
-LLAMA = dict(vocab_size=32_000, block_size=512, n_layer=12, n_head=12, n_embd=640)
+LLAMA = dict(vocab_size=32_000, block_size=512, n_layer=12, n_head=10, n_embd=640)
 PROMPT = 16  # tokens
 CASES = {  # name -> (config, new tokens)
     "laptop": (preset("laptop").model, 100),
