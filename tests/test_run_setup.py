@@ -270,7 +270,7 @@ def test_twenty_steps_have_the_losses_they_had_when_they_were_last_looked_at(nam
 def golden_losses(name, config):
     form, optimizer = name.split("-")
     config.model = getattr(GPTConfig, form)(**SMALL)
-    config.optim = replace(config.optim, optimizer=optimizer, max_steps=20)
+    config.optim = replace(config.optim, optimizer=optimizer, muon_lr=0.025, max_steps=20)
     return [round(loss, 5) for loss in quiet(config).losses]
 
 
