@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/attention_cpu.py --save      # writes results/attention_cpu.json
 
 2048 tokens and 2 heads of 64 in every case; a longer row means fewer rows. The implementations take turns;
-the figure is the median of their CPU times. With and
-without dropout; bfloat16 only where the CPU multiplies it.
+the figure is the median of their CPU times. With and without dropout; bfloat16 only where the CPU multiplies
+it.
 """
 
 import argparse

@@ -10,18 +10,19 @@ time. Nothing else may run on the machine.
 """
 
 import argparse
-import json
 import os
-import subprocess
-import sys
+import statistics
 import tempfile
-import time
 from pathlib import Path
 
 from data_machine import load, save
 
+from tinygpt.checkpoint import checkpoints
+from tinygpt.run.report import read_metrics
+from tinygpt.speedrun import run_command
+
 RESULTS = Path(__file__).parent / "results"
-TRAIN = [sys.executable, "-m", "tinygpt.train", "laptop"]
+SPEED = ("tokens_per_second", "mfu")
 # what makes the preset of before out of today's; readings.py trains that one, too
 BEFORE = """--batch-size 8 --n-layer 2 --n-head 6 --n-embd 192 --mlp relu2 --logit-softcap 15
             --ngram-rows 32768 --max-steps 1200 --save-every 600 --muon-lr 0.025 --attention fused""".split()
@@ -47,44 +48,23 @@ TRIED = {
         "--batch-size 32 --muon-lr 0.0125 --learning-rate 0.018 --max-steps 640"
     ),
 }
-EAGER = "--compile off --threads 1".split()
+EAGER = ("--compile", "off", "--threads", "1")
 
 
-def run(flags: list[str], seed: int, folder: Path) -> dict:
-    "Seconds of the whole command, and what its log tells."
-    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
-    command = [*TRAIN, "--seed", str(seed), "--out", str(folder), *flags]
-    before, start = os.times(), time.perf_counter()
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    wall, after = time.perf_counter() - start, os.times()
-    if done.returncode:
-        sys.exit(done.stderr)
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    lines = [json.loads(line) for line in (folder / "laptop/metrics.jsonl").read_text().splitlines()]
-    last = [line for line in lines if "val_loss" in line][-1]
-    steps = [line for line in lines if "tokens_per_second" in line]
-    speed, mfu = (
-        sorted(step[key] for step in steps)[len(steps) // 2] for key in ("tokens_per_second", "mfu")
-    )
-    kept = max((folder / "laptop/checkpoints").iterdir())
-    size = sum(file.stat().st_size for file in kept.iterdir())
-    return dict(
-        seed=seed,
-        wall_s=round(wall, 1),
-        cpu_s=round(cpu, 1),
-        bits_per_byte=round(last["val_bits_per_byte"], 4),
-        val_tokens=last["val_tokens"],
-        steps=last["step"],
-        tokens_per_second=round(speed),
-        mfu=round(mfu, 3),
-        checkpoint_bytes=size,
-    )
+def run(flags: list[str], seed: int, more: tuple = ()) -> dict:
+    "What `run_command` says of a run, with its flags, its median speed and the size of its last checkpoint."
+    with tempfile.TemporaryDirectory() as tmp:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{tmp}/compiled"  # the command finds nothing compiled
+        found = run_command(["laptop", *flags, *more], Path(tmp), seed)
+        place = Path(tmp) / f"seed{seed}"
+        readings = [line for line in read_metrics(place) if "tokens_per_second" in line]
+        speed = {key: statistics.median(line[key] for line in readings) for key in SPEED}
+        size = sum(file.stat().st_size for file in checkpoints(place)[-1].iterdir())
+    return found | speed | dict(flags=" ".join(flags), checkpoint_bytes=size)
 
 
-def one(record: dict, kind: str, name: str, flags: list[str], seed: int):
-    "Make one run and keep it."
-    with tempfile.TemporaryDirectory() as folder:
-        found = run(flags, seed, Path(folder))
+def keep(record: dict, kind: str, name: str, found: dict):
+    "Show a run, and write it into the record."
     print(name, found, flush=True)
     record[kind].setdefault(name, []).append(found)
     save("laptop", record)
@@ -104,13 +84,13 @@ def main():
     if args.tried:
         for name, flags in TRIED.items():
             if name not in record["tried"]:
-                one(record, "tried", name, [*flags.split(), *EAGER], 1337)
+                keep(record, "tried", name, run(flags.split(), 1337, EAGER))
         return
     for seed in range(1, 1 + args.seeds):
         for name, flags in FORMS.items():
             known = [run["seed"] for run in record["runs"].get(name, [])]
             if seed not in known and (name != TABLES or seed <= args.tables):
-                one(record, "runs", name, flags, seed)
+                keep(record, "runs", name, run(flags, seed))
 
 
 if __name__ == "__main__":
