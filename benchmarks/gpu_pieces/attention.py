@@ -2,10 +2,12 @@
 
 12 heads of 64 in bfloat16, always 16,384 tokens: at T = 128 that is 128 rows, at T = 16,384 a single one. A
 causal pass needs half of the products, and counts so. The backward of the fused kernels makes five products
-where the forward makes two; for all of them 2.5 times the forward's FLOPs are counted.
+where the forward makes two; for all of them 2.5 times the forward's FLOPs are counted. Times are those of the
+kernels, without waiting for the host. `off` is how far values and gradients are from those in float32.
 """
 
-from functools import partial
+import math
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +48,11 @@ def by_flex(setup, T: int, causal: bool):
     def see(b, h, i, j):
         return i >= j
 
-    mask = create_block_mask(see, None, None, T, T, device=setup.device) if causal else None
-    return lambda q, k, v: run(q, k, v, block_mask=mask)
+    @cache  # at the first call, where an error is that of this way alone
+    def mask():
+        return create_block_mask(see, None, None, T, T, device=setup.device) if causal else None
+
+    return lambda q, k, v: run(q, k, v, block_mask=mask())
 
 
 def ways(setup, T: int, causal: bool) -> dict:
@@ -68,6 +73,18 @@ def flops(rows: int, heads: int, T: int, width: int, causal: bool) -> int:
     return rows * heads * 4 * T * T * width // (2 if causal else 1)
 
 
+def passes(attend, inputs: list[torch.Tensor], dy: torch.Tensor) -> list[torch.Tensor]:
+    "Values, and the gradients of q, k and v."
+    y = attend(*inputs)
+    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
+
+
+def apart(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    "The largest distance of a tensor from what it should be, as a part of that one's length."
+    parts = [(a.float() - b).norm() / b.norm() for a, b in zip(found, exact)]
+    return torch.stack(parts).amax().item()  # not Python's max, which passes over what is no number
+
+
 def case(setup, T: int, causal: bool) -> list[dict]:
     "All ways on one length: a row each, with forward and backward."
     tokens, heads, width = setup.pick((16384, 12, 64), (64, 2, 16))
@@ -82,10 +99,15 @@ def case(setup, T: int, causal: bool) -> list[dict]:
             attend(*inputs)
 
     def both(attend):
-        torch.autograd.grad(attend(*inputs), inputs, dy)
+        passes(attend, inputs, dy)
 
     found = ways(setup, T, causal)
-    how = dict(device=setup.device) | setup.pick({}, dict(turns=1, warmup=1, at_least=0))
+    wide = [t.detach().float().requires_grad_() for t in inputs]
+    # the second where the first has no kernel; it holds the whole T x T matrix
+    plain = by_backend([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], causal)
+    exact = passes(plain, wide, dy.float())
+    how = dict(device=setup.device, kernels_only=True)
+    how |= setup.pick({}, dict(turns=1, warmup=1, at_least=0))
     there, no_forward = take_turns({n: partial(forward, a) for n, a in found.items()}, **how)
     back, no_backward = take_turns({n: partial(both, found[n]) for n in there}, **how)
 
@@ -99,16 +121,19 @@ def case(setup, T: int, causal: bool) -> list[dict]:
         if name in back:
             row |= dict(both_ms=ms(back[name])["ms"])
             row |= dict(both_of_peak=round(3.5 * work / back[name].median / setup.peak, 4))
-            row |= memory(partial(both, attend))
+            row |= after_all(attend, inputs, dy, exact)
         error = no_forward.get(name) or no_backward.get(name)
         out.append(row | (dict(error=error) if error else {}))
     return out
 
 
-def memory(work) -> dict:
-    "Megabytes that it takes beside its inputs."
+def after_all(attend, inputs, dy, exact) -> dict:
+    "Megabytes that both passes take beside their inputs, and how far they are from those in float32."
     try:
-        return dict(memory_mb=round(peak_bytes(work) / 1e6, 2))
+        megabytes = peak_bytes(lambda: passes(attend, inputs, dy)) / 1e6
+        off = apart(passes(attend, inputs, dy), exact)
+        wrong = {} if math.isfinite(off) else dict(error="values or gradients are no numbers")
+        return dict(memory_mb=round(megabytes, 2), off=float(f"{off:.2g}")) | wrong
     except Exception as error:
         return dict(error=one_line(error))
 

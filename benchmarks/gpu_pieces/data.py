@@ -8,7 +8,7 @@ from functools import partial
 import data_speed
 
 from gpu_pieces.clock import ms, take_turns
-from gpu_pieces.training import Step, rows_that_fit, small_text
+from gpu_pieces.training import Step, rows_that_fit, small_text, text_problem
 from tinygpt.data.open import make_loader, open_data
 
 KINDS = {"random": "concat", "shard": "concat", "stream": "concat", "stream bos": "bos"}
@@ -53,6 +53,8 @@ def fed(setup) -> list[dict]:
     timings, errors = take_turns(variants, setup.device, **how)
     for loader in loaders.values():
         loader.close()
+    if "a batch that lies ready" in errors:
+        raise RuntimeError(errors["a batch that lies ready"])
     tokens = rows * step.config.block_size
     base = timings["a batch that lies ready"].median
     out = []
@@ -69,4 +71,6 @@ def fed(setup) -> list[dict]:
 
 def cases(setup) -> list:
     "The loaders alone, and behind them the step."
+    if not setup.reduced and (problem := text_problem()):
+        return [("the text", lambda: dict(error=problem))]
     return [("loaders alone", partial(alone, setup)), ("step fed by a loader", partial(fed, setup))]

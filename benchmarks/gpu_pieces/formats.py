@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from gpu_pieces.clock import ms, take_turns
+from gpu_pieces.record import one_line
 from gpu_pieces.training import Step, rows_that_fit, speed
 from tinygpt.measure.speed import datasheet, measure_bandwidth
 
@@ -67,7 +68,7 @@ def products(setup, n: int) -> list[dict]:
         try:
             makers[kind] = product(kind, n, setup.device)
         except Exception as error:
-            errors[kind] = f"{type(error).__name__}: {error}"[:200]
+            errors[kind] = one_line(error)
     timings, failed = take_turns(makers, setup.device, **how)
     sheet = promised(torch.cuda.get_device_name() if setup.device == "cuda" else "")
     for kind in FORMATS:
@@ -104,33 +105,20 @@ def steps(setup, compile: str) -> list[dict]:
     made, errors = {}, {}
     for name, settings in ways.items():
         try:
-            made[name] = in_precision(Step(setup, rows, compile=compile, **settings), setup, settings)
+            made[name] = Step(setup, rows, compile=compile, **settings)
         except Exception as error:
-            errors[name] = f"{type(error).__name__}: {error}"[:200]
+            errors[name] = one_line(error)
     timings, failed = take_turns(made, setup.device, **setup.pick({}, dict(turns=2, warmup=1, at_least=0)))
     out = []
     for name in ways:
         row = dict(what="step", format=name, compile=compile, rows=rows)
         if name in timings:
-            step = made[name].step
-            tokens = rows * step.config.block_size
-            row |= ms(timings[name]) | speed(setup, step.config, tokens, timings[name].median)
+            tokens = rows * made[name].config.block_size
+            row |= ms(timings[name]) | speed(setup, made[name].config, tokens, timings[name].median)
         else:
             row |= dict(error=(errors | failed)[name])
         out.append(row)
     return out
-
-
-def in_precision(step: Step, setup, settings: dict):
-    "The step, with torch's switch for float32 products set to its own before each call."
-
-    def run():
-        if setup.device == "cuda":
-            torch.set_float32_matmul_precision("high" if settings.get("tf32", True) else "highest")
-        step()
-
-    run.step = step
-    return run
 
 
 def cases(setup) -> list:

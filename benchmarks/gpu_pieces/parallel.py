@@ -35,9 +35,9 @@ def overlap(spans: dict[str, list]) -> dict:
     return dict(messages_ms=round(1e3 * covered(messages), 3), hidden=round(1 - alone / covered(messages), 4))
 
 
-def worker(way: str, out: str, reduced: str, rows: str):
+def worker(way: str, out: str, device: str, reduced: str, rows: str):
     "One rank: the median of its steps, a trace; rank 0 writes both down."
-    setup = Setup("cpu" if int(reduced) else "cuda", bool(int(reduced)), 0.0, Path(out), Path(out))
+    setup = Setup(device, bool(int(reduced)), 0.0, Path(out), Path(out))
     world = init_world(setup.device)
     step = Step(setup, int(rows), compile=setup.pick("on", "off"), world=world, parallel=way)
     # every rank makes the same number of steps: they wait for each other
@@ -68,7 +68,7 @@ def launch(setup, way: str, count: int, rows: int) -> dict:
             "--nproc-per-node",
             str(count),
         ]
-        command += [__file__, way, folder, str(int(setup.reduced)), str(rows)]
+        command += [__file__, way, folder, setup.device, str(int(setup.reduced)), str(rows)]
         env = os.environ | dict(OMP_NUM_THREADS="1")
         limit = max(setup.seconds_left, 60)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
@@ -81,7 +81,7 @@ def launch(setup, way: str, count: int, rows: int) -> dict:
 
 def cases(setup) -> list:
     "One GPU, then two, four ... and all, in each of the three ways."
-    gpus = 2 if setup.reduced else torch.cuda.device_count()
+    gpus = torch.cuda.device_count() if setup.device == "cuda" else 2
     if gpus == 1:
         return [("several GPUs", lambda: dict(way="one GPU", error="nothing to measure"))]
     counts = sorted({2**n for n in range(1, 10) if 2**n < gpus} | {gpus})

@@ -78,6 +78,7 @@ def nanogpt_step(setup, rows: int, compiled: bool):
         loss.backward()
         optimizer.step()
         loss.item()
+        return loss.detach()
 
     return step
 
@@ -99,5 +100,6 @@ def build_nanogpt_step(setup, rows: int, compiled: bool):
         optimizer.step()
         if setup.device == "cuda":
             torch.cuda.synchronize()
+        return loss.detach()
 
     return step

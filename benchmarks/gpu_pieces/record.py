@@ -36,6 +36,7 @@ class Setup:
     build_nanogpt: Path | None = None
     data: str = "sotu"  # what GPT-2 is trained on in the race, and how long
     steps: int | None = None
+    mended: bool = False  # keep rows of an earlier state of the code, measure again what failed
 
     def pick(self, full, reduced):
         "The first, or where the run is a reduced one the second."
@@ -140,23 +141,34 @@ class Record:
         self.path = setup.folder / f"{self.name}.json"
         self.rows, self.open = [], set()
         old = read_json(self.path) if self.path.exists() else {}
-        same = ("machine", "code", "reduced")
-        if old and all(old.get(key) == self.about[key] for key in same) and not again:
+        same = ("gpu", "gpus", "torch", "reduced") if setup.mended else ("machine", "code", "reduced")
+        if old and all(old.get(key) == self.about.get(key) for key in same) and not again:
             self.rows, self.open = old["rows"], set(old["open"])
         elif old:
             print(f"{self.path} is of another machine or state of the code, or --again was said: replaced")
+        if setup.mended:
+            failed = {row["case"] for row in self.rows if "error" in row}
+            self.rows = [row for row in self.rows if row["case"] not in failed]
+            # each of them says where and with what it was measured, where that is not what the record says
+            was = {key: old[key] for key in ("machine", "code") if old and old[key] != self.about[key]}
+            self.rows = [was | row for row in self.rows]
 
     def has(self, case: str) -> bool:
         "Whether the case is there, at its end."
         return case not in self.open and any(row["case"] == case for row in self.rows)
 
-    def put(self, case: str, rows: list[dict] | dict, finished: bool = True):
+    def put(self, case: str, rows: list[dict], finished: bool = True):
         "The rows of a case take the place of those that it had, and the file is written."
-        rows = [rows] if isinstance(rows, dict) else rows
         self.rows = [row for row in self.rows if row["case"] != case] + [dict(case=case, **r) for r in rows]
         self.open = self.open - {case} if finished else self.open | {case}
         values = self.about | dict(open=sorted(self.open), rows=self.rows)
         save(self.name, values, self.setup.folder, quiet=True)
+
+
+def plain(rows: list[dict] | dict) -> list[dict]:
+    "Rows as JSON can hold them, None for what is no number; TypeError for what it cannot hold, a tensor say."
+    rows = [rows] if isinstance(rows, dict) else rows
+    return json.loads(json.dumps(rows), parse_constant=lambda name: None)
 
 
 def free_memory():
@@ -177,15 +189,15 @@ def run_cases(record: Record, cases: list[tuple[str, Callable]]) -> bool:
             return False
         print(f"  {case} ...", flush=True)
         began = time.monotonic()
-        finished, rows = True, None
+        finished = True
         try:
-            rows = work()
+            rows = plain(work())
         except Later as later:
-            finished, rows = False, later.rows
+            finished, rows = False, plain(later.rows)
         except Exception as error:  # out of memory, not supported: a row, and the next case
-            rows = dict(error=one_line(error))
+            rows = [dict(error=one_line(error))]
         record.put(case, rows, finished)
-        for row in [rows] if isinstance(rows, dict) else rows:
+        for row in rows:
             print(f"    {json.dumps(row)[:300]}", flush=True)
         print(f"    {time.monotonic() - began:.0f} s", flush=True)
         free_memory()

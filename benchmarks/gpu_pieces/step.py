@@ -3,6 +3,7 @@
 124 M parameters, rows of 1024 tokens, 32 of them or what the memory holds. A row of the record: tokens a
 second, MFU against the data sheet's bfloat16, memory beside `tinygpt.measure.memory`'s prediction where it
 makes one, the host's waits, the share of time in which the GPU had nothing to do, and its longest kernels.
+The loss of the first step is that of the same weights and tokens in all of our rows: it differs by rounding.
 """
 
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 
 from gpu_pieces.clock import ms, take_turns
 from gpu_pieces.peers import build_nanogpt_step, nanogpt_step
+from gpu_pieces.record import free_memory, one_line
 from gpu_pieces.training import (
     Step,
     clocked,
@@ -37,11 +39,11 @@ LADDER = [  # (name, what it changes in the step before it)
 ]
 # what is tried on top of the last, each by itself
 BRANCHES = [
-    ("max-autotune", dict(compile="max-autotune")),
     ("loss in chunks", dict(loss_chunk=8192)),
     ("activations computed again", dict(checkpoint=True)),
     ("both, for memory", dict(loss_chunk=8192, checkpoint=True)),
     ("Muon", dict(optimizer="muon")),
+    ("max-autotune", dict(compile="max-autotune")),  # the last: it compiles for minutes
 ]
 
 
@@ -56,39 +58,49 @@ def predicted(setup, settings: dict, rows: int) -> int | None:
     return predict_memory(gpt2_config(setup), rows, dtype=dtype, device=setup.device).total
 
 
-def look(setup, step, tokens: int, steps: int | None = None) -> dict:
+def look(setup, step, tokens: int) -> dict:
     "Everything that a record says of a step."
-    first = clocked(step)
-    timings, errors = take_turns({"step": step}, setup.device, turns=steps or setup.pick(15, 2))
+    losses = []
+    first = clocked(lambda: losses.append(step()))
+    # several steps in a turn: a run does not wait after each of them either
+    how = setup.pick(dict(turns=15, at_least=0.3), dict(turns=2, at_least=0))
+    timings, errors = take_turns({"step": step}, setup.device, **how)
     if errors:
         raise RuntimeError(errors["step"])
     timing = timings["step"]
     memory = peak_memory(step, setup.device)
 
+    row = speed(setup, gpt2_config(setup), tokens, timing.median) | ms(timing)
+    row |= dict(loss=round(float(losses[0]), 4), first_step_s=round(first, 2))
+    return row | dict(memory_gb=None if memory is None else round(memory / 1e9, 2)) | seen_within(setup, step)
+
+
+def seen_within(setup, step) -> dict:
+    "What profiler and warnings tell. Where they cannot, the step's time stands nevertheless."
+
     def several():
         for _ in range(setup.pick(3, 1)):
             step()
 
-    with _quiet_stderr():
-        reads, seen = host_reads(step), trace(several, setup.device)
-    return dict(
-        **speed(setup, gpt2_config(setup), tokens, timing.median),
-        **ms(timing),
-        first_step_s=round(first, 2),
-        memory_gb=None if memory is None else round(memory / 1e9, 2),
-        host_reads=reads,
-        syncs=count_syncs(step, setup.device),
-        **seen,
-    )
+    try:
+        syncs = count_syncs(step, setup.device)
+        with _quiet_stderr():
+            return dict(syncs=syncs, host_reads=host_reads(step)) | trace(several, setup.device)
+    except Exception as error:
+        return dict(not_seen=one_line(error))
+
+
+def forget():
+    "Let go of what was compiled in the case before, and of its memory."
+    torch._dynamo.reset()
+    free_memory()
 
 
 def rung(setup, rows: int, settings: dict, after: str | None) -> dict:
     "One row: a step with these settings."
-    torch._dynamo.reset()
+    forget()
     step = Step(setup, rows, **settings)
     found = look(setup, step, rows * step.config.block_size)
-    if step.compile_failed:
-        raise RuntimeError("not compiled: the compiler failed, see above")
     guess = predicted(setup, settings, rows)
     memory = dict(predicted_gb=None if guess is None else round(guess / 1e9, 2))
     return dict(after=after, rows=rows, **found, **memory)
@@ -96,7 +108,8 @@ def rung(setup, rows: int, settings: dict, after: str | None) -> dict:
 
 def peer(setup, make, rows: int, compiled: bool) -> dict:
     "One row: a peer's own model, optimizer and step, loaded from its folder."
-    torch._dynamo.reset()
+    forget()
+    setup.measured_peak  # while there is memory for it
     step = make(setup, rows, compiled)
     return dict(after=None, rows=rows, **look(setup, step, rows * gpt2_config(setup).block_size))
 
@@ -113,18 +126,13 @@ def more_rows(setup, settings: dict, rows: int) -> list[tuple[str, object]]:
 
 
 def cases(setup) -> list:
-    "The ladder, what is tried on its top, more rows, the first rung again, the peers."
+    "The ladder, the peers, the ladder's top again, with more rows, and what is tried on top of it."
     rows = rows_that_fit(setup)
     settings, found, after = dict(SLOWEST), [], None
     for name, change in LADDER:
         settings = settings | change
         found.append((name, partial(rung, setup, rows, dict(settings), after)))
         after = name
-    for name, change in BRANCHES:
-        if setup.reduced and "compile" in change:
-            continue  # a mode of the compiler, which a reduced run does without
-        found.append((name, partial(rung, setup, rows, settings | change, "compiled")))
-    found += more_rows(setup, settings, rows)
     for folder, name, make in (
         (setup.nanogpt, "nanoGPT", nanogpt_step),
         (setup.build_nanogpt, "build-nanogpt", build_nanogpt_step),
@@ -132,6 +140,11 @@ def cases(setup) -> list:
         for compiled in (True, False) if folder else ():
             title = f"{name}, {'compiled' if compiled else 'eager'}"
             found.append((title, partial(peer, setup, make, rows, compiled)))
-    # the same thing at both ends of the piece: does the GPU run as fast when it is warm?
+    # the same thing before and after the peers: does the GPU run as fast when it is warm?
     found.append(("compiled, again", partial(rung, setup, rows, dict(settings), "compiled")))
+    found += more_rows(setup, settings, rows)
+    for name, change in BRANCHES:
+        if setup.reduced and "compile" in change:
+            continue  # a mode of the compiler, which a reduced run does without
+        found.append((name, partial(rung, setup, rows, settings | change, "compiled")))
     return found

@@ -11,15 +11,17 @@ import time
 import warnings
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch.autograd import DeviceType
 
-from gpu_pieces.record import Later
+from gpu_pieces.record import Later, one_line
 from tinygpt.accumulate import train_step
 from tinygpt.accumulate_memory import checkpoint_blocks
 from tinygpt.checkpoint import checkpoints
 from tinygpt.compile import CompiledModel, compile_model
+from tinygpt.data.tokens import load_corpus
 from tinygpt.ddp.world import World
 from tinygpt.measure.memory import available_memory, largest_batch
 from tinygpt.measure.speed import flops_per_token
@@ -29,7 +31,8 @@ from tinygpt.run.config import TrainConfig
 from tinygpt.run.parallel import choose_parallel
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
-from tinygpt.support import synchronize
+from tinygpt.support import UserError, synchronize
+from tinygpt.tokenizer import BPETokenizer
 from tinygpt.train import train
 
 TINY = dict(vocab_size=300, block_size=32, n_layer=2, n_head=2, n_embd=32)
@@ -61,8 +64,17 @@ def without_padding(model: GPT) -> GPT:
     return model
 
 
+def refuse(said: str):
+    "What the trainer takes as it comes, going on without a compiler, would be a wrong name for a row here."
+    raise RuntimeError(said)
+
+
 class Step:
-    "A training step on random tokens, called without arguments; `x` and `y` may be replaced."
+    """A training step on random tokens, called without arguments; `x` and `y` may be replaced.
+
+    It returns the loss. Nothing is read from the GPU. Several of them can take turns: each sets torch's
+    switch for products of float32 to its own.
+    """
 
     def __init__(
         self,
@@ -79,12 +91,11 @@ class Step:
         world: World | None = None,  # None: alone
         parallel: str = "auto",
     ):
+        setup.measured_peak  # what rows are compared with: measured now, while there is memory for it
         world = world or World(device=torch.device(setup.device))
         device = str(world.device)
         self.config, self.rows, self.device = gpt2_config(setup), rows, setup.device
-        self.policy = choose_policy(device, dtype)
-        if setup.device == "cuda":
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        self.policy, self.tf32 = choose_policy(device, dtype), tf32
         torch.manual_seed(0)
         self.model = GPT(self.config).to(device)
         if not padded:
@@ -98,15 +109,26 @@ class Step:
         config.system = replace(config.system, device=device, dtype=dtype)
         way.make_optimizer(config)
         self.optimizer = way.optimizer
-        self.module, said = compile_model(way.module, compile, None, backend=setup.backend)
+        self.module, said = compile_model(way.module, compile, None, refuse, setup.backend)
         if compile != "off" and not isinstance(self.module, CompiledModel):
-            raise RuntimeError(said)
+            refuse(said)
         self.scaler = LossScaler(device, enabled=self.policy.scaler)
         shape = (2, rows, self.config.block_size)
         self.x, self.y = torch.randint(self.config.vocab_size, shape, device=device)
 
-    def __call__(self):
-        train_step(
+    def set_precision(self):
+        "Policies, also those that are chosen on the way to an optimizer, set the switch to their own."
+        if self.device == "cuda":
+            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+
+    def update(self):
+        "The optimizer's part alone, with the gradients that are there."
+        self.set_precision()
+        self.optimizer.step()
+
+    def __call__(self) -> torch.Tensor:
+        self.set_precision()
+        loss, _ = train_step(
             self.module,
             self.optimizer,
             self.x,
@@ -118,11 +140,7 @@ class Step:
             clip_fn=self.way.clip,
             scaler=self.scaler,
         )
-
-    @property
-    def compile_failed(self) -> bool:
-        "Whether it was to be compiled, and goes on without."
-        return isinstance(self.module, CompiledModel) and self.module.compiled is None
+        return loss
 
 
 def speed(setup, config: GPTConfig, tokens: int, seconds: float) -> dict:
@@ -194,7 +212,10 @@ def short_name(kernel: str) -> str:
 
 
 def trace(work, device: str, top: int = 8) -> dict:
-    "Where the time of `work()` goes: the kernels that take most, and the share in which none runs."
+    """Where the time of `work()` goes: the kernels that take most, and the share in which none runs.
+
+    The profiler slows the host down: where that is the slower one, the share is larger than without it.
+    """
     spans = kernel_spans(work, device)
     every = [span for each in spans.values() for span in each]
     if not every:
@@ -209,6 +230,17 @@ def trace(work, device: str, top: int = 8) -> dict:
         kernels=len(every),
         top=[dict(kernel=name, ms=round(1e3 * busy[name], 3)) for name in first],
     )
+
+
+@cache
+def text_problem() -> str:
+    "Why there is no text to train on in GPT-2's tokens, asked once: without a network it takes a while."
+    try:
+        load_corpus("sotu")
+        BPETokenizer.gpt2()
+    except (UserError, AttributeError) as error:  # the second: of a stand-in
+        return one_line(error)
+    return ""
 
 
 def small_text(setup) -> str:
@@ -248,12 +280,24 @@ def run_config(
 
 def train_case(setup, config: TrainConfig, **labels) -> dict:
     "A run as far as the time goes: its curve. Later, where it is not at its end; its weights go when it is."
-    finished = train_for(config, setup.seconds_left)
-    row = labels | dict(steps=config.optim.max_steps, curve=curve(config))
+    row = labels | dict(steps=config.optim.max_steps)
+    try:
+        finished = train_for(config, setup.seconds_left)
+    except UserError as error:  # losses that are not finite: no run, but what was tried stands in the row
+        return row | dict(error=one_line(error))
+    row |= dict(curve=curve(config), compiled=is_compiled(config))
     if not finished:
         raise Later([row])
     shutil.rmtree(config.folder / "checkpoints")
     return row | dict(loss=row["curve"][-1]["loss"])
+
+
+def is_compiled(config: TrainConfig) -> bool:
+    "Whether a run's log says so; one whose compiler fails goes on without."
+    lines = (config.folder / "log.txt").read_text(encoding="utf-8").splitlines()
+    return any("compiled: the first step" in line for line in lines) and not any(
+        "not compiled" in line for line in lines
+    )
 
 
 def train_for(
