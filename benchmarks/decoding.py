@@ -71,13 +71,14 @@ def size_of(model: GPT) -> int:
 class Decoding:
     "A model behind a filled cache, of which single passes can be timed."
 
-    def __init__(self, model: GPT, run=None, rows: int = 1):
+    def __init__(self, model: GPT, run=None, rows: int = 1, behind: int = BEHIND):
         self.run = model if run is None else run
         weight = model.wte.weight
         self.cache = KVCache(model.config, rows, weight.device, weight.dtype)
         self.rows = rows
+        self.behind = behind
         self.seconds = []
-        model(self.ids(BEHIND), cache=self.cache)
+        model(self.ids(behind), cache=self.cache)
 
     def ids(self, tokens: int) -> torch.Tensor:
         "So many tokens for each row."
@@ -86,7 +87,7 @@ class Decoding:
     def advance(self, tokens: int = 1):
         "One pass; the cache goes on, and begins again at its end."
         if self.cache.length + tokens > self.cache.k.shape[3]:
-            self.cache.length = BEHIND
+            self.cache.length = self.behind
         self.run(self.ids(tokens), cache=self.cache)
 
     def step(self, tokens: int = 1) -> float:
