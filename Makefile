@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 endif
 PY := $(BIN)/python
 
-.PHONY: help train test lab export format notebooks site bench gpu teeth hooks clean
+.PHONY: help train whole test lab export format notebooks site bench gpu teeth hooks clean
 help:                 ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -34,6 +34,9 @@ $(VENV)/.installed-docs: settings.ini constraints.txt | $(PY)
 
 train: $(VENV)/.installed  ## train the default preset (about five minutes on two cores)
 	$(PY) -m tinygpt.train $(ARGS)
+
+whole: $(VENV)/.installed  ## from a text to a model one can talk to: four runs and a table (about a quarter of an hour)
+	$(PY) -m tinygpt.whole $(ARGS)
 
 test: $(VENV)/.installed-dev  ## everything CI checks: sync and clean, pytest, every chapter executed
 	$(PY) tools/book.py check

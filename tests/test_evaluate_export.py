@@ -13,11 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
+from tinygpt.checkpoint_open import NanoChars, open_model
 from tinygpt.data.tokens import load_corpus
 from tinygpt.evaluate.export import (
     EOT,
+    _with_tokens,
     export_model,
     harness_model,
     merge_pairs,
@@ -28,11 +30,16 @@ from tinygpt.evaluate.export import (
     write_until,
 )
 from tinygpt.evaluate.tasks import continuation_losses, load_items, score_items
+from tinygpt.finetune.template import chat_tokenizer, render
+from tinygpt.generate.sample import generate_batch
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import GPT2_PATTERN, BPETokenizer, ByteTokenizer, CharTokenizer
+from tinygpt.tokenizer_hf import read_hf_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
+from foreign import save_folder, smollm_tokenizer
+
 harness = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("lm_eval", "accelerate")),
     reason='lm-evaluation-harness is not installed (pip install "tinygpt[eval]")',
@@ -145,6 +152,79 @@ def test_transformers_opens_the_folder_and_computes_the_same_logits(tmp_path, ki
     new = written[0, batch["input_ids"].shape[1] :].tolist()
     want = tok.decode(new, skip_special_tokens=True)
     assert write_until(model, BPE, "The people's government of 1790", [], 8) == want
+
+
+CHATS = {
+    "bpe": lambda folder: BPE,
+    "byte": lambda folder: ByteTokenizer(),
+    "char": lambda folder: CharTokenizer.train(TEXT),
+    "nanogpt": lambda folder: NanoChars("".join(sorted(set(TEXT)))),
+    "hf": lambda folder: read_hf_tokenizer(
+        save_folder(folder, smollm_tokenizer(), eos_token="<|im_end|>"), 310
+    ),
+}
+TALK = [
+    {"role": "user", "content": " The state of\nthe café;  "},
+    {"role": "assistant", "content": "\nthe 日本 people "},
+    {"role": "user", "content": "thanks"},
+]
+
+
+@pytest.mark.parametrize("kind", CHATS)
+def test_a_chat_has_our_ids_our_mask_and_our_greedy_answer_in_transformers(tmp_path, kind):
+    tok = chat_tokenizer(CHATS[kind](tmp_path / "base"))
+    model = make_model(tok, block_size=128)
+    export_model(model, tok, tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for talk, ask in ((TALK, True), (TALK[:2], False)):
+        how = dict(add_generation_prompt=ask, return_dict=True, return_assistant_tokens_mask=True)
+        found = theirs.apply_chat_template(talk, tokenize=True, **how)
+        ids, mask = render(tok, talk, ask)
+        assert found["input_ids"] == ids and found["assistant_masks"] == list(map(int, mask))
+    writer = pipeline("text-generation", model=str(tmp_path / "out"), device="cpu")
+    answer = writer(TALK, max_new_tokens=6, do_sample=False)[0]["generated_text"][-1]
+    [new] = generate_batch(model, [render(tok, TALK, True)[0]], 6, temperature=0, eot=tok.ends)
+    assert answer == {"role": "assistant", "content": theirs.decode(new, skip_special_tokens=True)}
+
+
+def test_the_pipeline_stops_at_the_end_of_the_turn(tmp_path):
+    tok = chat_tokenizer(ByteTokenizer())
+    model = make_model(tok, block_size=64)
+    with torch.no_grad():
+        for block in model.h:  # nothing but the last token counts
+            block.attn.c_proj.weight.zero_()
+            block.mlp.c_proj.weight.zero_()
+        model.ln_f.weight.fill_(1)
+        model.wte.weight.zero_()
+        model.lm_head.weight.zero_()
+        model.wte.weight[tok.special["<|assistant|>"], 0] = 1
+        model.lm_head.weight[[ord("y"), tok.special["<|end|>"]], [0, 1]] = 1.0
+        model.wte.weight[ord("y"), 1] = 1
+    export_model(model, tok, tmp_path / "out")
+    writer = pipeline("text-generation", model=str(tmp_path / "out"), device="cpu")
+    made = writer(TALK[2:], max_new_tokens=9, do_sample=False, return_full_text=False)
+    assert made[0]["generated_text"] == "y"  # with <|end|> unknown to it, it would go on
+
+
+def test_an_exported_chat_opens_again_as_the_same_chat(tmp_path):
+    tok = chat_tokenizer(BPE)
+    export_model(make_model(tok), tok, tmp_path / "out")
+    model, again, _ = open_model(tmp_path / "out")
+    assert again.ends_in_order == [tok.special["<|end|>"], tok.eot] and again.start == tok.start
+    assert render(again, TALK, True) == render(tok, TALK, True)
+    export_model(model, again, tmp_path / "twice")
+    first, second = (
+        json.loads((tmp_path / x / "tokenizer_config.json").read_text()) for x in ("out", "twice")
+    )
+    assert first["chat_template"] == second["chat_template"] and second["eos_token"] == "<|end|>"
+
+
+def test_a_list_of_tokens_takes_new_ones_only_behind_its_last():
+    made = {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0]]}}
+    theirs = _with_tokens(made, {"<|x|>": 2})
+    assert theirs["model"]["vocab"] == made["model"]["vocab"] and theirs["added_tokens"][0]["id"] == 2
+    with pytest.raises(UserError, match="ids without tokens"):
+        _with_tokens(made, {"<|x|>": 3})
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):

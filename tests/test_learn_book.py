@@ -250,7 +250,7 @@ def test_chapters_are_found_by_number_name_and_module():
 
 
 @pytest.mark.parametrize(
-    "which", ["99", "21", "adam", "²", "06_ngram", "learn", "learn.book", "data.__main__"]
+    "which", ["99", "26", "adam", "²", "06_ngram", "learn", "learn.book", "data.__main__"]
 )
 def test_what_has_no_exercises_is_no_chapter(which):
     said = re.escape(f"chapter = {which} is not one of those with exercises: 00_support")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tinygpt.run.config import EvalConfig
 from tinygpt.run.folder import claim_folder
 from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due
 from tinygpt.run.report import read_metrics
-from tinygpt.run.setup import open_run
+from tinygpt.run.setup import NEXT_TOKEN, Objective, kept_settings, next_token_loader, open_run
 from tinygpt.support import UserError
 from tinygpt.train import losses_of, main, train
 
@@ -187,13 +188,78 @@ def test_a_loss_of_ones_own_trains_with_the_same_loop(config):
         return module(x, y, reduction="sum")[1]
 
     config.run.name = "own"
-    own = train(config, progress="none", loss_fn=last_token_only)
+    own = train(config, progress="none", objective=Objective(last_token_only))
     assert len(seen) == 20 and own.finished
     config.run.name = "same"
-    same = train(config, progress="none", loss_fn=lambda module, x, y: module(x, y, reduction="sum")[1])
+    plainly = Objective(lambda module, x, y: module(x, y, reduction="sum")[1])
+    same = train(config, progress="none", objective=plainly)
     assert same.losses == plain.losses != own.losses
     # one target of each row counts, and the sum is divided by all of them
     assert own.losses[0] == pytest.approx(plain.losses[0] / config.model.block_size, rel=0.2)
+
+
+class Weighted:
+    "Rows whose targets are told with a weight of 2 each: y is (B, T, 2) float64."
+
+    def __init__(self, run):
+        self.rows = next_token_loader(run)
+        self.state_dict, self.load_state_dict = self.rows.state_dict, self.rows.load_state_dict
+        self.close = self.rows.close
+
+    def __next__(self):
+        x, y = next(self.rows)
+        return x, torch.stack([y, torch.full_like(y, 2)], -1).double()
+
+
+def weighted_loss(module, x, y):
+    losses = torch.nn.functional.cross_entropy(
+        module(x)[0].flatten(0, 1), y[..., 0].long().flatten(), reduction="none"
+    )
+    return (losses * y[..., 1].flatten().float()).sum()
+
+
+def last_target(run):
+    return {"steps made": float(run.step)}
+
+
+WEIGHTED = Objective(
+    weighted_loss, Weighted, lambda y: y[..., 1].sum(), last_target, "tests.weighted", dict(weight=2)
+)
+
+
+def weighted_losses(world, config):
+    return train(config, progress="none", objective=WEIGHTED).losses
+
+
+def test_an_objective_brings_its_rows_its_loss_its_count_and_its_figures(config):
+    plain = train(config, progress="none")
+    config.run.name = "weighted"
+    own = train(config, progress="none", objective=WEIGHTED)
+    assert own.losses == pytest.approx(plain.losses, rel=1e-5)  # 2 in the sum and 2 in the count
+    assert own.figures == {"steps made": 20.0}
+    seen = [line["steps made"] for line in read_metrics(config.folder) if "steps made" in line]
+    assert seen == [20.0]
+    assert "steps made" in (config.folder / "report.md").read_text()
+    config.run.name = "on-two"
+    for losses in run_processes(weighted_losses, 2, config):
+        assert losses == pytest.approx(plain.losses, rel=1e-4)
+
+
+def test_a_run_with_an_objective_goes_on_exactly_and_only_with_its_own_command(config):
+    config.optim = replace(config.optim, schedule="constant")
+    whole = train(config, progress="none", objective=WEIGHTED)
+    config.run.name, config.optim.max_steps = "again", 8
+    first = train(config, progress="none", objective=WEIGHTED)
+    config.optim.max_steps = 20
+    with pytest.raises(UserError) as refused:
+        train(config, progress="none", resume=True)
+    assert f"python -m tests.weighted --resume {config.folder}" in str(refused.value)
+    with pytest.raises(UserError, match="python -m tests.weighted --resume"):
+        kept_settings(config.folder, "tinygpt.train")
+    assert kept_settings(config.folder, "tests.weighted") == dict(weight=2)
+    rest = train(config, progress="none", resume=True, objective=WEIGHTED)
+    assert first.losses + rest.losses == whole.losses
+    assert f"python -m tests.weighted --resume {config.folder}" in (config.folder / "report.md").read_text()
 
 
 def test_a_resumed_runs_metrics_are_whole_before_it_goes_on(run):
@@ -421,7 +487,7 @@ def test_a_run_whose_folder_is_gone_in_mid_run_loses_no_weight_and_no_line(confi
     config.run.name = how
     elsewhere = config.folder.with_name("elsewhere")
     act = dict(deleted=lambda: shutil.rmtree(config.folder), moved=lambda: config.folder.rename(elsewhere))
-    result = train(config, progress="lines", loss_fn=at_step(12, act[how]))
+    result = train(config, progress="lines", objective=Objective(at_step(12, act[how])))
     assert result.finished and result.losses == whole.losses
     out = capsys.readouterr()
     assert out.out.count("is gone (moved or deleted") == 1 and "Traceback" not in out.err
@@ -461,7 +527,7 @@ def test_where_the_folder_cannot_be_made_again_the_run_ends_in_a_sentence_before
         monkeypatch.setattr(run_loop, "write_config", read_only)
 
     with pytest.raises(UserError, match="test: Read-only file system: choose a place"):
-        train(config, progress="none", loss_fn=at_step(7, move))
+        train(config, progress="none", objective=Objective(at_step(7, move)))
     assert not config.folder.exists() and len(complaints(capsys)) == 1
     assert load_model(elsewhere)[2].name == "step_000005"
     elsewhere.rename(config.folder)
@@ -537,7 +603,7 @@ def test_commands_that_are_printed_are_quoted_for_a_shell(config, capsys):
     config.eval.prompt = "-- it's `so`; $(touch pwned)"
     result = train(config, progress="lines")
     printed = capsys.readouterr().out
-    commands = run_loop.ways_on(type("R", (), dict(folder=result.run, config=config)))
+    commands = run_loop.ways_on(SimpleNamespace(folder=result.run, config=config, objective=NEXT_TOKEN))
     assert commands["Write"] in printed
     for command in commands.values():
         assert command in (result.run / "report.md").read_text()

@@ -6,6 +6,7 @@ import sys
 
 
 _COMMANDS = ("train", "data", "measure", "ddp", "evaluate", "export", "generate", "learn")
+_COMMANDS += ("finetune", "prefer", "reinforce", "chat", "whole")
 _SCRIPTS = {f"tinygpt-{name}" for name in _COMMANDS}
 
 

@@ -8,7 +8,7 @@ __all__ = ['TrainResult', 'train', 'losses_of', 'main']
 # %% ../nbs/19_train.ipynb #imports
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .data.tokens import TokenData
@@ -18,9 +18,9 @@ from .evaluate.score import Score
 from .model import GPT
 from .run.command import parse_arguments
 from .run.config import TrainConfig
-from .run.loop import Judge, Keeper, Log, LossFn, Stepper, StopSignal, due, finish, introduce
+from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce
 from .run.parallel import any_rank
-from .run.setup import last_words, open_run, score_run
+from .run.setup import NEXT_TOKEN, Objective, last_words, open_run, score_run
 from .support import UserError, command
 
 # %% ../nbs/19_train.ipynb #result
@@ -36,6 +36,7 @@ class TrainResult:
     val: Score  # on the validation text, at the end
     losses: list[float]  # of each step of this call
     tokens_per_second: float  # in training, evaluation not counted; the median over readings
+    figures: dict[str, float] = field(default_factory=dict)  # what the objective's judge measured at the end
 
 # %% ../nbs/19_train.ipynb #train
 def train(
@@ -44,11 +45,11 @@ def train(
     overwrite: bool = False,  # delete an earlier run there
     progress: str = "bar",  # "bar" with lines above it, "lines" only (for notebooks), or "none"
     eval_only: bool = False,  # only score both parts of the data: the run of `resume`, or init_from
-    loss_fn: LossFn | None = None,  # the summed loss of a few rows; None: the next token's
+    objective: Objective = NEXT_TOKEN,  # what it trains for; the default: the next token
 ) -> TrainResult:
     "Train a GPT. UserError, before anything is written, for settings or data that cannot work."
-    if loss_fn and config.system.loss_chunk:
-        raise UserError("loss_fn needs the logits, all at once: set loss_chunk = 0")
+    if objective.loss_fn and config.system.loss_chunk:
+        raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
     if eval_only:
         run, val = score_run(config, resume, progress == "bar")
         return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
@@ -56,13 +57,13 @@ def train(
     world = init_world(config.check().system.device, timeout=1800)
     with (
         # from here on nobody waits for a rank that is gone; reading data may keep one from a sign of life
-        Watchdog(world, lambda: last_words(config), patience=300) as watchdog,
-        closing(open_run(config, resume, overwrite, progress == "bar", world)) as run,
+        Watchdog(world, lambda: last_words(config, objective.command), patience=300) as watchdog,
+        closing(open_run(config, resume, overwrite, progress == "bar", world, objective)) as run,
         Log(run, progress) as log,
         StopSignal() as signal,
     ):
         watchdog.be_patient(20)
-        stepper, judge, keeper = Stepper(run, log.say, loss_fn), Judge(run, log), Keeper(run, log)
+        stepper, judge, keeper = Stepper(run, log.say), Judge(run, log), Keeper(run, log)
         introduce(run, log, stepper.compile_line)
         stop = run.finished
         while not stop:
@@ -81,8 +82,8 @@ def train(
             if now.save:
                 keeper.save(judge.val_loss())
         val = finish(run, judge, log)
-    speed = log.tokens_per_second
-    return TrainResult(run.folder, run.model, run.data, run.step, run.finished, val, log.losses, speed)
+    told = (val, log.losses, log.tokens_per_second, judge.figures)
+    return TrainResult(run.folder, run.model, run.data, run.step, run.finished, *told)
 
 # %% ../nbs/19_train.ipynb #losses-of
 def losses_of(

@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
+from .. import tokenizer_special  # noqa: F401  so that `Tokenizer.load` knows its kind
 from ..support import UserError, atomic_path, cache_dir, read_json
 from ..tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from ..tokenizer_hf import read_tokenizer

@@ -317,7 +317,7 @@ def close_world() -> None:
         dist.destroy_process_group()
 
 # %% ../../nbs/more/13_ddp_world.ipynb #child
-def _child(fn, args, rank, world_size, port, folder, deadline, threads, device):
+def _child(fn, args, rank, world_size, port, folder, deadline, threads, device, environment):
     "A process of `run_processes`: meet the others, call `fn`, leave its result or its traceback in a file."
 
     def end_with_parent():
@@ -325,6 +325,8 @@ def _child(fn, args, rank, world_size, port, folder, deadline, threads, device):
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
     # what torchrun would have set
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0")
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
@@ -363,23 +365,19 @@ def run_processes(
     timeout = seconds_of("timeout", timeout)
     deadline = time.time() + timeout
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
+    context = _context()
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}  # that of a fork server may be an old one
     with tempfile.TemporaryDirectory(prefix="tinygpt-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         processes = []
         for rank in range(world_size):
-            facts = (fn, args, rank, world_size, server.port, folder, deadline, threads, device)
+            facts = (fn, args, rank, world_size, server.port, folder, deadline, threads, device, environment)
             processes.append(context.Process(target=_child, args=facts))
-        before = os.environ.get("OMP_NUM_THREADS")
         try:
-            os.environ["OMP_NUM_THREADS"] = str(threads)  # is read when torch is imported
             for process in processes:
                 process.start()
             codes = _exit_codes(processes, deadline)
         finally:
-            os.environ.pop("OMP_NUM_THREADS")
-            if before is not None:
-                os.environ["OMP_NUM_THREADS"] = before
             for process in processes:
                 if process.pid is not None:
                     process.kill()
@@ -387,6 +385,15 @@ def run_processes(
         if set(codes) != {0}:
             raise RuntimeError(_what_failed(codes, folder, timeout))
         return [pickle.loads((folder / f"result{rank}").read_bytes()) for rank in range(world_size)]
+
+
+def _context():
+    "How new processes begin: with torch imported already, where a server can fork them."
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])  # not our own modules: they may have changed since
+    return context
 
 
 def _check_importable(fn) -> None:

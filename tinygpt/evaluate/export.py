@@ -18,6 +18,7 @@ from ..model import GPT
 from ..model_hf import config_to_hf, export_hf
 from ..support import UserError, atomic_path
 from ..tokenizer import Tokenizer, byte_spelling
+from ..tokenizer_special import SpecialTokenizer
 
 # %% ../../nbs/more/17_evaluate_export.ipynb #spelling
 _SPELLING = byte_spelling()
@@ -45,13 +46,15 @@ EOT = "<|endoftext|>"
 
 
 def tokenizer_json(
-    tokenizer: Tokenizer,  # BPE, bytes or characters
+    tokenizer: Tokenizer,  # of any kind
 ) -> dict:
     """The content of a tokenizer.json for the `tokenizers` library, with the same ids for every text.
 
     One difference remains: there, as everywhere in transformers, the text <|endoftext|> is the special token;
     for us it is text.
     """
+    if tokenizer.kind == "special":
+        return _with_tokens(tokenizer_json(tokenizer.base), tokenizer.special)
     if tokenizer.kind == "hf":
         return json.loads(tokenizer.text)
     vocab = tokenizer.vocab[: tokenizer.eot]  # without eot
@@ -76,19 +79,34 @@ def tokenizer_json(
         pre_tokenizer = decoder
         if tokenizer.kind != "byte":
             pre_tokenizer = {"type": "Sequence", "pretokenizers": [_split(tokenizer.pattern), decoder]}
-    special = {"id": tokenizer.eot, "content": EOT, "single_word": False, "lstrip": False}
-    special |= {"rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [special] if ours else [],
+        "added_tokens": [_added(EOT, tokenizer.eot)] if ours else [],
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
         "decoder": decoder,
         "model": model,
     }
+
+
+def _added(name: str, i: int) -> dict:
+    "The library's entry for a special token."
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": i, "content": name} | plain | {"special": True}
+
+
+def _with_tokens(made: dict, special: dict[str, int]) -> dict:
+    "A tokenizer.json with more special tokens: among the added ones, and in the vocabulary, which fixes ids."
+    model = dict(made["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = model["vocab"] | special
+    elif len(model["vocab"]) != min(special.values()):  # Unigram's: a list, in which a place is an id
+        raise UserError("tokenizer.json: the model has ids without tokens, and this kind of file cannot")
+    added = [*made.get("added_tokens", []), *(_added(name, i) for name, i in special.items())]
+    return made | {"model": model, "added_tokens": added}
 
 
 def _split(pattern: str) -> dict:
@@ -98,6 +116,8 @@ def _split(pattern: str) -> dict:
 # %% ../../nbs/more/17_evaluate_export.ipynb #export
 def _special_tokens(tokenizer: Tokenizer) -> tuple[dict, dict]:
     "What transformers wants to know of the tokens that begin and end a text: (names, ids)."
+    if tokenizer.kind == "special":
+        return _special_chat(tokenizer)
     if tokenizer.kind == "nanogpt":  # it has none
         return {}, {"bos_token_id": None, "eos_token_id": None}
     if tokenizer.kind != "hf":
@@ -109,10 +129,24 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[dict, dict]:
     return names, {"bos_token_id": tokenizer.eot, "eos_token_id": ends if len(ends) > 1 else ends[0]}
 
 
+def _special_chat(tokenizer: SpecialTokenizer) -> tuple[dict, dict]:
+    "The same where tokens were added: one of them may end a text, and there may be a chat template."
+    names, ids = _special_tokens(tokenizer.base)
+    ends = {i: name for name, i in tokenizer.special.items() if i in tokenizer.ends}
+    if ends:
+        last = ids["eos_token_id"]
+        every = [*ends, *(last if isinstance(last, list) else [last])]
+        ids = ids | {"eos_token_id": [i for i in every if i is not None]}
+        names = names | {"eos_token": next(iter(ends.values()))}
+    if tokenizer.chat_template:
+        names = names | {"chat_template": tokenizer.chat_template}
+    return names, ids
+
+
 def _with_start(tokenizer: Tokenizer) -> dict:
     "tokenizer.json with the step that puts eot before a text, as `generate` does; a foreign one has its own."
     made = tokenizer_json(tokenizer)
-    if tokenizer.kind in ("hf", "nanogpt"):
+    if getattr(tokenizer, "base", tokenizer).kind in ("hf", "nanogpt"):
         return made
     text = {"Sequence": {"id": "A", "type_id": 0}}
     second = {"Sequence": {"id": "B", "type_id": 1}}

@@ -60,7 +60,16 @@ def _who_has(folder: Path, owner: Path) -> str:
     return f"{folder} belongs to a run that is at work ({who}): wait for its end, or choose another --name"
 
 # %% ../../nbs/more/19_run_folder.ipynb #made
-FILES = ("config.json", "metrics.jsonl", "log.txt", "samples.txt", "loss.png", "report.md", "eval.json")
+FILES = (
+    "config.json",
+    "objective.json",
+    "metrics.jsonl",
+    "log.txt",
+    "samples.txt",
+    "loss.png",
+    "report.md",
+    "eval.json",
+)
 FOLDERS = ("checkpoints", "tensorboard", "wandb")
 
 

@@ -126,12 +126,16 @@ class Single:
         "A context for the micro-steps but the last: gradients stay where they are."
         return no_sync(self.module)
 
-    def share_of_targets(self, y: torch.Tensor) -> torch.Tensor:
+    def share_of_targets(
+        self,
+        y: torch.Tensor,
+        count_fn: Callable | None = None,  # y -> what counts in it, 0-d; None: targets that are not -100
+    ) -> torch.Tensor:
         """What summed losses are divided by: counted targets of all ranks, over the number of ranks.
 
         0-d, on the device of y.
         """
-        count = (y != -100).sum().float()
+        count = ((y != -100).sum() if count_fn is None else count_fn(y)).float()
         if self.world.world_size > 1:
             dist.all_reduce(count)
         return count / self.world.world_size

@@ -1,0 +1,337 @@
+"""What fine-tuning on answers brings, and what it costs: the records of chapter 22.
+
+    python benchmarks/finetune.py laptop --base runs/laptop --save  # the preset, eight tasks
+    python benchmarks/finetune.py small --save                      # comparisons of ways, on a smaller model
+    python benchmarks/finetune.py lora --save                       # the same for LoRA
+    python benchmarks/finetune.py small --steps 3 --seeds 1         # a trial of the script itself
+
+Each part writes its own entry of results/finetune.json. Without --base the part `laptop` trains the preset.
+Rates are multiples of the base's own; each way gets the same grid, one seed, 200 questions for choosing. The
+rate with the most right answers is then run with three seeds and judged on 400 other questions. All questions
+have wordings that training never sees.
+
+What would refute what the chapter expects, written down before the first run:
+
+1. Fine-tuning teaches the tasks: refuted if the base with as many solved examples before the question as fit
+   answers as many right, within the intervals.
+2. Loss on answers only beats loss on everything, at equal steps and equal tuning: refuted if the interval of
+   the difference over three seeds holds 0.
+3. Packed rows beat padded ones at equal tokens of compute: refuted in the same way.
+4. A lower rate forgets less: refuted if bits per byte on the addresses do not rise with the rate.
+5. LoRA at its best rate answers as many right as full fine-tuning, and forgets less: two claims, each refuted
+   if the interval of the difference lies on the wrong side of 0; undecided if it holds 0.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from data_machine import load, machine, save
+
+from tinygpt.accumulate import train_step
+from tinygpt.adamw import make_adamw
+from tinygpt.checkpoint_open import open_model
+from tinygpt.evaluate.score import evaluate
+from tinygpt.finetune.answers import AnswerLoader, encode_conversations, exact_match, finetune
+from tinygpt.finetune.lora import add_lora, merge_lora
+from tinygpt.finetune.tasks import TASKS, answered, is_right, make_conversations, make_examples
+from tinygpt.finetune.template import make_chat_base
+from tinygpt.generate.text import generate_texts
+from tinygpt.model import GPTConfig
+from tinygpt.run.presets import preset
+from tinygpt.schedule import make_schedule
+from tinygpt.support import interval
+from tinygpt.train import train
+
+RATES = (0.1, 0.3, 1.0, 2.0, 4.0)  # times the base's
+LORA_RATES = (0.001, 0.003, 0.01, 0.03)  # AdamW's own
+EASY = ["president", "count", "add", "sort"]  # of the part `small`
+WAYS = {
+    "answers": dict(train_on="answers", packed=True),
+    "all": dict(train_on="all", packed=True),
+    "padded": dict(train_on="answers", packed=False),
+}
+
+
+def small_config(folder: Path):
+    "A base of 0.3 M parameters, trained on the addresses."
+    config = preset("laptop")
+    config.run = replace(config.run, name="small", out=str(folder))
+    config.model = GPTConfig.modern(vocab_size=1024, block_size=128, n_layer=2, n_head=2, n_embd=64)
+    config.data = replace(config.data, batch_size=8)
+    config.optim = replace(config.optim, max_steps=800)
+    config.eval = replace(config.eval, eval_every=0, save_every=0, sample_tokens=0, compressors=False)
+    config.eval = replace(config.eval, final_eval_tokens=60_000)
+    config.system = replace(config.system, compile="off", dtype="float32", device="cpu")
+    return config
+
+
+def chat_base(config, folder: Path) -> str:
+    "The base with the tokens of a chat; trained where it is not there yet."
+    start = folder / f"{config.run.name}-start"
+    if not start.exists():
+        if not config.folder.exists():
+            train(config, progress="lines")
+        make_chat_base(config.folder, start)
+    return str(start)
+
+
+def few_shot_text(example, shown) -> str:
+    "Solved examples, then the question, as lines of a list."
+    lines = [f"Question: {e.messages[0]['content']}\nAnswer: {e.answer}\n\n" for e in shown]
+    return "".join(lines) + f"Question: {example.messages[0]['content']}\nAnswer:"
+
+
+def few_shot(model, tokenizer, examples, k: int | None, seed: int = 0) -> dict:
+    "Right answers of the base by task, with k solved examples of the same task; None: as many as fit."
+    rng = random.Random(seed)
+    pool = {task: make_examples(200, 1000 + seed, "train", [task]) for task in TASKS}
+    prompts, counts = [], []
+    room = model.config.block_size - 16 - 1  # for the answer and the eot
+    for example in examples:
+        shown = rng.sample(pool[example.task], 12 if k is None else k)
+        while len(tokenizer.encode(few_shot_text(example, shown))) > room:
+            shown = shown[1:]
+        prompts.append(few_shot_text(example, shown))
+        counts.append(len(shown))
+    said = generate_texts(model, tokenizer, prompts, 16, temperature=0, stop="\n")
+    right = {task: [0, 0] for task in TASKS}
+    for example, text in zip(examples, said):
+        right[example.task][0] += is_right(example, text)
+        right[example.task][1] += 1
+    return dict(k=k, shown=sum(counts) / len(counts), tasks=right, right=sum(r for r, _ in right.values()))
+
+
+def tuned_run(
+    base_config, start: str, folder: Path, name: str, rate: float, seed: int, steps: int, judge, **way
+):
+    "Fine-tune once; what was right, what was forgotten, what it cost."
+    config = replace(base_config, run=replace(base_config.run, name=name, out=str(folder), init_from=start))
+    o = config.optim
+    rates = dict(learning_rate=o.learning_rate * rate, muon_lr=o.muon_lr * rate)
+    config.run.seed = seed
+    config.optim = replace(o, max_steps=steps, warmup_steps=min(20, steps // 5), **rates)
+    config.data = replace(
+        config.data, tokenizer="bpe", batch_size=judge["rows"] * (1 if way["packed"] else 4)
+    )
+    began = time.process_time()
+    result = finetune(config, judge["conversations"](seed), **way, overwrite=True, progress="none")
+    seconds = time.process_time() - began
+    line = dict(rate=rate, seed=seed, bits=result.val.bits_per_byte, loss=result.losses[-1])
+    line |= judged(result.model, result.data.tokenizer, judge) | dict(cpu_s=round(seconds, 1))
+    print(name, line, flush=True)
+    return line
+
+
+def judged(model, tokenizer, judge) -> dict:
+    "Right answers by task, as [right, asked]: on the questions for choosing a rate, and on those to report."
+    found = {}
+    for name in ("choose", "right"):
+        scores = exact_match(model, tokenizer, judge[name])
+        found[name] = {task: [m.right, m.n] for task, m in scores.items()}
+    return found
+
+
+def best_of(grid: list[dict]) -> dict:
+    "The run with the most right answers on the questions for choosing; of equals the lowest rate."
+    return max(grid, key=lambda line: line["choose"]["all"][0])
+
+
+def share(line) -> float:
+    right, n = line["right"]["all"]
+    return right / n
+
+
+def compare(first: list[dict], second: list[dict], key=share) -> dict:
+    "The mean difference over seeds, first minus second, with its 95 % interval."
+    gaps = [key(a) - key(b) for a, b in zip(first, second)]
+    if len(gaps) < 2:
+        return dict(gaps=gaps)
+    middle, half = interval(gaps)
+    return dict(gaps=gaps, mean=middle, low=middle - half, high=middle + half)
+
+
+def bits(line) -> float:
+    return line["bits"]
+
+
+def part_small(args, folder: Path) -> dict:
+    "The ways compared on the small base, each at its best rate."
+    config = small_config(folder)
+    start = chat_base(config, folder)
+    base, tokenizer, _ = open_model(start)
+
+    def conversations(seed):
+        return [answered(e) for e in make_examples(8000, seed, "train", EASY)]
+
+    judge = dict(conversations=conversations, rows=8)
+    judge |= dict(choose=make_examples(200, 901, "test", EASY), right=make_examples(400, 902, "test", EASY))
+    place = (config, start, folder)
+    found = dict(steps=args.steps, parameters=base.num_params(), tasks=EASY, rates=RATES, ways={})
+    found["before"] = tuned_run(*place, "before", 0.0, 1, 1, judge, **WAYS["answers"])["bits"]
+    for name, way in WAYS.items():
+        grid = [tuned_run(*place, name, rate, 1, args.steps, judge, **way) for rate in RATES]
+        best = best_of(grid)
+        more = range(2, args.seeds + 1)
+        runs = [tuned_run(*place, name, best["rate"], seed, args.steps, judge, **way) for seed in more]
+        found["ways"][name] = dict(grid=grid, best=best["rate"], runs=[best, *runs])
+    ways = {name: way["runs"] for name, way in found["ways"].items()}
+    found["masked_minus_all"] = compare(ways["answers"], ways["all"])
+    found["packed_minus_padded"] = compare(ways["answers"], ways["padded"])
+    encoded = encode_conversations(tokenizer, conversations(1), config.model.block_size)
+    found["fill"] = fill(encoded, config.model.block_size)
+    return found
+
+
+def fill(encoded, block_size: int) -> dict:
+    "The share of the places of a row that hold a token, by way of filling it."
+    tokens = sum(len(ids) for ids, _ in encoded)
+    packed = AnswerLoader(encoded, 8, block_size)
+    padded = AnswerLoader(encoded, 32, block_size, packed=False)
+    trimmed = sum(32 * padded.width(padded.rows[i : i + 32]) for i in range(0, len(padded.rows), 32))
+    targets = sum(sum(mask) for _, mask in encoded)
+    return dict(
+        packed=tokens / len(packed.rows) / (block_size + 1),
+        padded=tokens / trimmed,
+        to_context=tokens / len(encoded) / (block_size + 1),
+        targets=targets / tokens,
+    )
+
+
+def lora_run(start: str, rate: float, seed: int, steps: int, judge, val, **lora) -> dict:
+    "Train LoRA's numbers only; the same rows as the full run of this seed."
+    model, tokenizer, _ = open_model(start)
+    params = add_lora(model, new_tokens=list(tokenizer.special.values()), seed=seed, **lora)
+    encoded = encode_conversations(tokenizer, judge["conversations"](seed), model.config.block_size)
+    loader = AnswerLoader(encoded, judge["rows"], model.config.block_size, seed=seed)
+    optimizer, _ = make_adamw(params, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = make_schedule("trapezoid", steps, min(20, steps // 5), 0.02, 0.6)
+    began = time.process_time()
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * schedule(step)
+        loss, _ = train_step(model, optimizer, *next(loader), clip=1.0)
+    seconds = time.process_time() - began
+    merge_lora(model)
+    score = evaluate(model, val, tokenizer.token_bytes(), max_tokens=60_000)
+    trained = sum(p.numel() for p in params)
+    line = dict(rate=rate, seed=seed, bits=score.bits_per_byte, loss=loss.item(), trained=trained)
+    line |= judged(model, tokenizer, judge) | dict(cpu_s=round(seconds, 1))
+    print("lora", line, flush=True)
+    return line
+
+
+def part_lora(args, folder: Path) -> dict:
+    "LoRA on the small base, at its best rate, beside the full runs of the part `small`."
+    from tinygpt.data.tokens import prepare
+
+    config = small_config(folder)
+    start = chat_base(config, folder)
+    base, _, _ = open_model(start)
+    val = prepare("sotu", "bpe", 1024).val
+    full = load("finetune")["small"]
+
+    def conversations(seed):
+        return [answered(e) for e in make_examples(8000, seed, "train", EASY)]
+
+    judge = dict(conversations=conversations, rows=8)
+    judge |= dict(choose=make_examples(200, 901, "test", EASY), right=make_examples(400, 902, "test", EASY))
+    how = dict(rank=args.rank, alpha=2.0 * args.rank)
+    grid = [lora_run(start, rate, 1, full["steps"], judge, val, **how) for rate in LORA_RATES]
+    best = best_of(grid)
+    more = range(2, args.seeds + 1)
+    runs = [best, *(lora_run(start, best["rate"], seed, full["steps"], judge, val, **how) for seed in more)]
+    rivals = full["ways"]["answers"]["runs"]
+    return dict(
+        how,
+        grid=grid,
+        best=best["rate"],
+        runs=runs,
+        all_parameters=base.num_params(),
+        lora_minus_full=compare(runs, rivals),
+        forgets_more=compare(runs, rivals, bits),
+    )
+
+
+def part_laptop(args, folder: Path) -> dict:
+    "The preset's model on the eight tasks: few-shot before, fine-tuned after."
+    config = preset("laptop")
+    config.run = replace(config.run, out=str(folder))
+    config.system = replace(config.system, compile="off")
+    config.eval = replace(config.eval, eval_every=0, save_every=0, sample_tokens=0, compressors=False)
+    config.eval = replace(config.eval, final_eval_tokens=60_000)
+    if args.base:
+        base = args.base
+        start = folder / "laptop-start"
+        if not start.exists():
+            make_chat_base(base, start)
+    else:
+        start, base = chat_base(config, folder), config.folder
+    model, tokenizer, _ = open_model(base)
+    choose, examples = make_examples(160, 901, "test"), make_examples(400, 902, "test")
+    shots = [few_shot(model, tokenizer, choose, k) for k in (0, 1, 2, 4, None)]
+    best = max(shots, key=lambda line: line["right"])["k"]
+    found = dict(steps=args.steps, rows=args.rows, few_shot=shots, best_k=best)
+    found["few_shot_best"] = few_shot(model, tokenizer, examples, best)
+    print({line["k"]: line["right"] for line in shots}, found["few_shot_best"], flush=True)
+    judge = dict(conversations=lambda seed: make_conversations(20_000, seed), rows=args.rows)
+    judge |= dict(choose=choose, right=examples)
+    place = (config, str(start), folder)
+    found["before"] = evaluate_bits(model, tokenizer)
+    way = WAYS["answers"]
+    rates = args.rates or (0.3, 1.0)
+    grid = [tuned_run(*place, "chat", rate, 1, args.steps, judge, **way) for rate in rates]
+    best = best_of(grid)
+    more = range(2, args.seeds + 1)
+    runs = [best, *(tuned_run(*place, "chat", best["rate"], seed, args.steps, judge, **way) for seed in more)]
+    return found | dict(grid=grid, best=best["rate"], runs=runs)
+
+
+def evaluate_bits(model, tokenizer) -> float:
+    from tinygpt.data.tokens import prepare
+
+    data = prepare("sotu")
+    return evaluate(model, data.val, tokenizer.token_bytes(), max_tokens=60_000).bits_per_byte
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=["laptop", "small", "lora"])
+    parser.add_argument("--base", help="a trained run of the preset laptop; without it one is trained")
+    parser.add_argument("--work", help="a folder for the runs, kept; without it a temporary one")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rows", type=int, default=16, help="of a batch, part laptop")
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--rates", type=float, nargs="*", help="part laptop")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(args.work or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        began = time.process_time()
+        part = dict(small=part_small, lora=part_lora, laptop=part_laptop)[args.part](args, folder)
+    # without the folders, which are of the machine
+    words = [f"--{name} {getattr(args, name)}" for name in ("steps", "rows", "rank", "seeds")]
+    line = " ".join(["python benchmarks/finetune.py", args.part, *words])
+    part |= dict(on=machine(), ran=line, cpu_seconds=round(time.process_time() - began))
+    if args.save:
+        try:
+            before = {
+                name: entry for name, entry in load("finetune").items() if name in ("small", "lora", "laptop")
+            }
+        except FileNotFoundError:
+            before = {}
+        save("finetune", before | {args.part: part} | dict(command=line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""What chapter 24's recipe brings on generated questions, beside a rival that may draw as many answers.
+
+    python benchmarks/reinforce.py              # prints; about twelve minutes of one core
+    python benchmarks/reinforce.py --save       # and writes results/reinforce.json, which chapter 24 shows
+    python benchmarks/reinforce.py --base RUN   # from this trained run of the preset laptop; else one is made
+    python benchmarks/reinforce.py --runs DIR   # keeps what is finished in DIR, and goes on there
+
+A base model is fine-tuned for a short while on right answers to three tasks: the start. From there on nobody
+shows it an answer. Two of the tasks are practised: of sums it knows too few for a judge to praise.
+Each run draws the same number of answers to the same kind of questions:
+
+- groups: the chapter's recipe, a policy gradient with the group's mean as baseline.
+- rejection: all answers are drawn from the start, the right ones are kept, and it is fine-tuned on those
+  for as many steps of as many rows (Yuan et al., 2023). The rival at equal cost.
+- leak: the recipe, with a judge who accepts any text in which the right answer stands.
+
+Learning rates: each of groups and rejection has the best of the same grid, on a seed of its own, by pass@1
+on questions of the training kind; leak takes the rate of groups. The compared seeds are others.
+
+Written down before the first compared run. Each claim is refuted where it says so:
+
+1. groups raises held-out pass@1 over the start. Refuted if the 95 % interval over the seeds holds 0 or less.
+2. groups ends with a higher held-out pass@1 than rejection. Refuted if the difference's interval holds 0.
+3. pass@8 gains less than pass@1: it sharpens what the start can do. Refuted if the interval of the difference
+   of the two gains is above 0 for pass@8.
+4. with the leak, the held-out pass@1 that the leaky judge sees rises away from the strict one, by more than
+   it differs at the start, and the strict one stays below that of groups. Refuted if one of the two does
+   not happen in every seed.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from data_machine import save
+
+from tinygpt.checkpoint_open import open_model
+from tinygpt.finetune.tasks import make_examples
+from tinygpt.finetune.template import make_chat_base, render
+from tinygpt.reinforce.policy import Answer, answer_table, policy_loss
+from tinygpt.reinforce.rollout import (
+    Recipe,
+    answer_logprobs,
+    ask_and_judge,
+    divided_already,
+    draw_seed,
+    measure_pass,
+    reinforce_objective,
+)
+from tinygpt.run.presets import preset
+from tinygpt.run.report import read_metrics
+from tinygpt.run.setup import Objective
+from tinygpt.train import train
+
+START_TASKS = ("add", "count", "sort")
+TASKS = ("count", "sort")  # practised; of sums the start knows too few
+START_STEPS = 150  # of fine-tuning on right answers
+STEPS = 60
+QUESTIONS, GROUP = 8, 8  # of a step
+RATES = (3e-4, 1e-3)
+TUNING_SEED = 0
+SEEDS = (1, 2, 3)
+HELD_OUT, DRAWS = 80, 16  # questions of a score, and answers to each
+RECIPE = Recipe(tasks=TASKS, group=GROUP)
+VARIANTS = {
+    "groups": RECIPE,
+    "leak": Recipe(tasks=TASKS, group=GROUP, judge="contains"),
+}
+
+
+class Pool:
+    "A loader over given answers: each step takes some of them at random. Used for right answers only."
+
+    def __init__(self, run, answers: list[Answer], rows: int):
+        self.run, self.answers, self.rows, self.step = run, answers, rows, 0
+
+    def __next__(self):
+        rng = random.Random(f"{self.run.config.run.seed} {self.step}")
+        answers = [rng.choice(self.answers) for _ in range(self.rows)]
+        self.step += 1
+        longest = max(len(a.prompt) + len(a.new) for a in answers) - 1
+        weights = [1 / RECIPE.max_new_tokens / self.rows] * self.rows
+        return answer_table(answers, torch.ones(self.rows), -(-longest // 16) * 16, weights)
+
+    def state_dict(self):
+        return dict(step=self.step)
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+
+    def close(self):
+        pass
+
+
+def imitate(answers: list[Answer], rows: int) -> Objective:
+    "The loss of these answers' tokens: `policy_loss` with an advantage of 1 for all."
+    return Objective(policy_loss, partial(Pool, answers=answers, rows=rows), divided_already)
+
+
+def settings(place: Path, name: str, source: Path, steps: int, rate: float, seed: int, rows: int):
+    "A run's config: the laptop's, with a second training's rates."
+    config = preset("laptop")
+    config.run.name, config.run.out, config.run.seed = name, str(place), seed
+    config.run.init_from = str(source)
+    config.data.batch_size = rows
+    o, e = config.optim, config.eval
+    o.optimizer, o.learning_rate, o.weight_decay, o.max_steps = "adamw", rate, 0.0, steps
+    o.schedule, o.warmup_steps, o.cooldown, o.final_lr = "trapezoid", 5, 0.3, 0.1
+    e.eval_every, e.save_every, e.sample_tokens, e.compressors, e.log_every = 0, 0, 0, False, 5
+    e.final_eval_tokens = 16_000
+    config.system.compile, config.system.device = "off", "cpu"
+    return config
+
+
+def right_answers(tokenizer, n: int) -> list[Answer]:
+    "Questions of the training kind, with the answers that a program computed."
+    pool = []
+    for example in make_examples(n, 1, "train", list(START_TASKS)):
+        prompt, _ = render(tokenizer, example.messages, add_generation_prompt=True)
+        new = [*tokenizer.encode(example.answer), tokenizer.special["<|end|>"]]
+        pool.append(Answer(prompt, new=new, logprobs=[0.0] * len(new)))
+    return pool
+
+
+def make_start(place: Path, base: Path) -> Path:
+    "The fine-tuned start, made once."
+    folder = place / "start"
+    if not (folder / "report.md").exists():
+        chat = place / "chat_base"
+        if not chat.exists():
+            make_chat_base(base, chat)
+        _, tokenizer, _ = open_model(chat)
+        config = settings(place, "start", chat, START_STEPS, 3e-3, 0, 64)
+        train(
+            config, overwrite=True, progress="lines", objective=imitate(right_answers(tokenizer, 20_000), 64)
+        )
+    return folder
+
+
+def kept_answers(model, tokenizer, seed: int) -> tuple[list[Answer], int]:
+    "Rejection sampling: as many answers as a run of groups draws, all from the start; (right ones, tokens)."
+    kept, tokens = [], 0
+    for step in range(STEPS):
+        examples = make_examples(QUESTIONS, draw_seed(seed, step), "train", list(TASKS))
+        seeds = [draw_seed(seed, step, row) for row in range(QUESTIONS * GROUP)]
+        answers, verdicts = ask_and_judge(model, tokenizer, examples, seeds, RECIPE)
+        tokens += sum(len(answer.new) for answer in answers)
+        kept += [answer for answer, verdict in zip(answers, verdicts.flatten()) if verdict]
+    return kept, tokens
+
+
+def score(model, tokenizer, start, split: str, judge: str = "right") -> dict:
+    "pass@1 and pass@8, over all and for each task; how far it went from the start, in nats an answer."
+    plain = Recipe(judge=judge)
+    found = {}
+    for task in TASKS:
+        examples = make_examples(HELD_OUT // len(TASKS), 10, split, [task])
+        found[task] = measure_pass(model, tokenizer, examples, plain, DRAWS)
+    whole = {name: sum(f[name] for f in found.values()) / len(TASKS) for name in found[TASKS[0]]}
+    examples = make_examples(30, 11, split, list(TASKS))
+    seeds = [draw_seed(12, i) for i in range(30 * GROUP)]
+    answers, _ = ask_and_judge(model, tokenizer, examples, seeds, RECIPE)
+    there = answer_logprobs(start, answers)
+    kl = sum(sum(a.logprobs) - sum(b) for a, b in zip(answers, there)) / len(answers)
+    return whole | dict(tasks=found, kl=kl)
+
+
+def some_texts(model, tokenizer) -> list[str]:
+    "Two held-out questions of each task, each with an answer that was drawn."
+    told = []
+    for task in TASKS:
+        examples = make_examples(2, 13, "test", [task])
+        single = Recipe(group=1, baseline="none")
+        answers, _ = ask_and_judge(model, tokenizer, examples, [draw_seed(14, i) for i in range(2)], single)
+        for example, answer in zip(examples, answers):
+            told.append(f"{example.messages[-1]['content']!r}: {tokenizer.decode(answer.new)!r}")
+    return told
+
+
+def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True) -> dict:
+    "One run and its scores; taken from the folder where it is there."
+    path = place / f"{name}-{rate:g}-{seed}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    start_folder = place / "start"
+    start, tokenizer, _ = open_model(start_folder)
+    config = settings(place, path.stem, start_folder, STEPS, rate, seed, QUESTIONS * GROUP)
+    begin, found = time.process_time(), dict(name=name, rate=rate, seed=seed)
+    if name == "rejection":
+        kept, found["sampled_tokens"] = kept_answers(start, tokenizer, seed)
+        found["kept"] = len(kept)
+        objective = imitate(kept, QUESTIONS * GROUP)
+    else:
+        objective = reinforce_objective(VARIANTS[name], questions=0)
+        config.eval.eval_every = 5  # the figures of the samples
+        config.eval.eval_tokens = 130
+    result = train(config, overwrite=True, progress="none", objective=objective)
+    found |= dict(cpu_s=time.process_time() - begin, bits_per_byte=result.val.bits_per_byte)
+    lines = [line for line in read_metrics(result.run) if "reward" in line]
+    found["curve"] = [[line["step"], line["reward"], line["tokens"], line["alike"]] for line in lines]
+    if name != "rejection":
+        found["sampled_tokens"] = sum(5 * QUESTIONS * GROUP * line["tokens"] for line in lines)
+    if not scored:
+        found["practised"] = score(result.model, tokenizer, start, "train")["pass@1"]
+    else:
+        found |= score(result.model, tokenizer, start, "test")
+        if name == "leak":
+            found["leaky"] = score(result.model, tokenizer, start, "test", "contains")["pass@1"]
+            found["texts"] = some_texts(result.model, tokenizer)
+    path.write_text(json.dumps(found))
+    print(name, rate, seed, {k: v for k, v in found.items() if isinstance(v, float)}, flush=True)
+    return found
+
+
+def best_rate(tried: list[dict]) -> float:
+    return max(tried, key=lambda found: found["practised"])["rate"]
+
+
+def main():
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument(
+        "--base", type=Path, help="a trained run of the preset laptop; without it, one is made"
+    )
+    parser.add_argument("--runs", type=Path)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = args.runs or Path(temporary)
+        place.mkdir(parents=True, exist_ok=True)
+        base = args.base
+        if base is None:
+            config = preset("laptop")
+            config.run.out = str(place)
+            base = train(config, resume=config.folder.exists()).run
+        result = compare(place, base)
+    if args.save:
+        save("reinforce", result)
+
+
+def compare(place: Path, base: Path) -> dict:
+    start, tokenizer, _ = open_model(make_start(place, base))
+    path = place / "start.json"
+    if not path.exists():
+        lines = [line for line in read_metrics(place / "start") if "val_bits_per_byte" in line]
+        scored = score(start, tokenizer, start, "test")
+        scored["bits_per_byte"] = lines[-1]["val_bits_per_byte"]
+        sums = make_examples(HELD_OUT // len(TASKS), 10, "test", ["add"])
+        scored["leaky"] = score(start, tokenizer, start, "test", "contains")["pass@1"]
+        scored["add"] = measure_pass(start, tokenizer, sums, Recipe(), DRAWS)
+        path.write_text(json.dumps(scored))
+    before = json.loads(path.read_text())
+    print("start", before, flush=True)
+    tuned = ("groups", "rejection")
+    tuning = {n: [measure(place, n, rate, TUNING_SEED, scored=False) for rate in RATES] for n in tuned}
+    rates = {name: best_rate(tried) for name, tried in tuning.items()}
+    compared = []
+    for name in ("groups", "rejection", "leak"):
+        for seed in SEEDS:
+            compared.append(measure(place, name, rates.get(name, rates["groups"]), seed))
+    return dict(
+        tasks=TASKS,
+        start_steps=START_STEPS,
+        steps=STEPS,
+        questions=QUESTIONS,
+        group=GROUP,
+        held_out=HELD_OUT,
+        draws=DRAWS,
+        tuning_seed=TUNING_SEED,
+        seeds=SEEDS,
+        rates=rates,
+        start=before,
+        tuning=[found for tried in tuning.values() for found in tried],
+        compared=compared,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Fine-tuning: which tokens count, each conversation once an epoch, exact resume, answers that end."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tinygpt.checkpoint import save_checkpoint
+from tinygpt.finetune.answers import (
+    AnswerLoader,
+    ExactMatch,
+    answers_objective,
+    ask,
+    encode_conversations,
+    exact_match,
+    fill_rows,
+    finetune,
+    lay_out,
+)
+from tinygpt.finetune.tasks import Example, make_conversations, make_examples
+from tinygpt.finetune.template import chat_tokenizer, render
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
+
+TOKENIZER = chat_tokenizer(ByteTokenizer())
+T = 48
+
+
+def said(question, answer):
+    return [dict(role="user", content=question), dict(role="assistant", content=answer)]
+
+
+TALK = [said("a" * (1 + i % 7), "b" * (1 + i % 5)) for i in range(23)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = GPTConfig.llama(vocab_size=TOKENIZER.n_vocab, block_size=T, n_layer=2, n_head=2, n_embd=32)
+    model = GPT(config)
+    for p in model.parameters():
+        if p.dim() > 1:
+            torch.nn.init.normal_(p, std=0.3)
+    return model
+
+
+def loader(conversations=TALK, **how):
+    how = dict(batch_size=4, block_size=T) | how
+    return AnswerLoader(encode_conversations(TOKENIZER, conversations, T), **how)
+
+
+def conversations_in(x, y):
+    "Each conversation's ids that a batch holds, cut at the eots, without padding."
+    found = []
+    for ids, targets in zip(x.tolist(), y.tolist()):
+        ids = ids + targets[-1:] if targets[-1] != -100 else ids  # the last token of a full row
+        pieces, current = [], None
+        for i in ids:
+            if i == TOKENIZER.eot:
+                current = []
+                pieces.append(current)
+            elif current is not None:
+                current.append(i)
+        end = TOKENIZER.special["<|end|>"]
+        for piece in pieces:
+            last = len(piece) - 1 - piece[::-1].index(end)
+            found.append(tuple(piece[: last + 1]))
+    return found
+
+
+def test_targets_are_the_answers_with_their_end_and_nothing_else():
+    [(ids, mask)] = encode_conversations(TOKENIZER, [said("Hi", "Yes")], T)
+    special = TOKENIZER.special
+    user, assistant, end = (special[f"<|{name}|>"] for name in ("user", "assistant", "end"))
+    assert ids == [256, user, *b"Hi", end, assistant, *b"Yes", end]
+    x, y = next(AnswerLoader([(ids, mask)], 1, T, packed=False))
+    assert [y[0, i].item() for i in range(len(ids) - 1)] == [-100] * 5 + [*b"Yes", end]
+    assert x[0, 5] == assistant  # the first letter of the answer is predicted from there
+    assert (y[0, len(ids) - 1 :] == -100).all()
+    [(_, everything)] = encode_conversations(TOKENIZER, [said("Hi", "Yes")], T, train_on="all")
+    assert everything == [False] + [True] * (len(ids) - 1)
+
+
+def test_the_loss_is_cross_entropy_of_the_answers_tokens_computed_one_by_one(model):
+    x, y = next(loader(packed=False))
+    with torch.no_grad():
+        loss = model(x, y)[1].item()
+    wanted = []
+    for messages_ids in conversations_in(x, y):  # each alone, without padding
+        ids = [TOKENIZER.eot, *messages_ids]
+        answer = ids.index(TOKENIZER.special["<|assistant|>"]) + 1
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]))[0][0].double()
+        wanted += [-logits[i - 1].log_softmax(-1)[ids[i]].item() for i in range(answer, len(ids))]
+    assert loss == pytest.approx(sum(wanted) / len(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_epoch_holds_each_conversation_once_and_the_next_one_has_another_order(packed):
+    each = loader(packed=packed, batch_size=1)
+    rows = len(each.rows)
+    epochs = []
+    for _ in range(2):
+        epochs.append(
+            [c for _ in range(len(each.rows_of(len(epochs)))) for c in conversations_in(*next(each))]
+        )
+    wanted = sorted(tuple(render(TOKENIZER, m)[0][1:]) for m in TALK)
+    assert sorted(epochs[0]) == sorted(epochs[1]) == wanted
+    assert epochs[0] != epochs[1]
+    assert rows == len(TALK) if not packed else rows < len(TALK) / 2
+
+
+def test_rows_are_filled_in_order_and_never_beyond_their_length():
+    encoded = [([1] * n, [True] * n) for n in (5, 3, 4, 8, 1, 7)]
+    assert fill_rows(encoded, [0, 1, 2, 3, 4, 5], 9, packed=True) == [[0, 1], [2], [3, 4], [5]]
+    assert fill_rows(encoded, [5, 4, 3], 9, packed=True) == [[5, 4], [3]]
+    assert fill_rows(encoded, [0, 1], 9, packed=False) == [[0], [1]]
+    tokens, targets = lay_out([([1, 2], [False, True]), ([3], [True])], [[0, 1], [1]], 4)
+    assert tokens.tolist() == [[1, 2, 3, -100], [3, -100, -100, -100]]
+    assert targets.tolist() == [[-100, 2, 3, -100], [3, -100, -100, -100]]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_ranks_share_the_batch_and_any_batch_can_be_gone_on_from(packed):
+    alone = loader(packed=packed)
+    ranks = [loader(packed=packed, rank=r, world_size=2) for r in range(2)]
+    states, batches = [], []
+    for _ in range(14):  # over the edge of an epoch
+        states.append(alone.state_dict())
+        assert all(rank.state_dict() == states[-1] for rank in ranks)
+        batches.append(next(alone))
+        parts = [next(rank) for rank in ranks]
+        for whole, *pieces in zip(batches[-1], *parts):
+            assert torch.equal(whole, torch.cat(pieces))
+    assert alone.epoch > 0
+    for state, batch in zip(states, batches):
+        again = loader(packed=packed)
+        again.load_state_dict(state)
+        assert all(map(torch.equal, next(again), batch))
+
+
+def test_padded_rows_are_as_long_as_the_longest_rounded_up():
+    x, _ = next(loader(packed=False))
+    assert x.shape == (4, 32)  # 22 tokens at most
+    x, _ = next(loader([*TALK, said("a" * 40, "b")], packed=False, batch_size=24))
+    assert x.shape == (24, T)
+    x, _ = next(loader())
+    assert x.shape == (4, T)
+
+
+def test_a_checkpoint_of_other_conversations_or_another_order_is_refused():
+    state = loader().state_dict()
+    for other in (loader(TALK[:-1]), loader(seed=1), loader(packed=False)):
+        with pytest.raises(UserError, match="resume: the conversations.*give the same again"):
+            other.load_state_dict(state)
+
+
+def test_what_cannot_be_trained_on_is_told_with_its_number():
+    with pytest.raises(UserError, match="conversation 2 has 72 tokens, and a row .* holds 49: shorten"):
+        encode_conversations(TOKENIZER, [TALK[0], said("a" * 60, "b" * 7)], T)
+    with pytest.raises(UserError, match="conversation 1 has no answer"):
+        encode_conversations(TOKENIZER, [[dict(role="user", content="Hi")]], T)
+    with pytest.raises(UserError, match="no conversation"):
+        encode_conversations(TOKENIZER, [], T)
+
+
+def by_hand(model, ids, n):
+    "Greedy answer, each token from a whole forward pass; a softmax's largest, to the end of the turn."
+    new = []
+    model.eval()
+    while len(new) < n:
+        with torch.no_grad():
+            token = model(torch.tensor([[*ids, *new]]))[0][0, -1].argmax().item()
+        if token in (TOKENIZER.eot, TOKENIZER.special["<|end|>"]):
+            break
+        new.append(token)
+    return TOKENIZER.decode(new)
+
+
+def test_answers_are_those_of_greedy_decoding_in_the_order_of_the_questions(model):
+    asked = [[dict(role="user", content="x" * n)] for n in (9, 1, 4, 2, 12)]
+    wanted = [by_hand(model, render(TOKENIZER, m, True)[0], 6) for m in asked]
+    assert ask(model, TOKENIZER, asked, max_new_tokens=6, batch_size=2) == wanted
+    assert ask(model, TOKENIZER, [], max_new_tokens=6) == []
+
+
+def test_an_answer_ends_where_the_model_ends_its_turn(model):
+    end = TOKENIZER.special["<|end|>"]
+    asked = [[dict(role="user", content="x")]]
+    silent = GPT(model.config)
+    silent.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        silent.lm_head.weight[end] = 0
+        silent.lm_head.weight[end] += (
+            100 * silent.features(torch.tensor([render(TOKENIZER, asked[0], True)[0]]))[0, -1]
+        )
+    assert ask(silent, TOKENIZER, asked) == [""]
+
+
+def test_exact_match_counts_by_task_and_has_wilsons_interval(model):
+    examples = make_examples(12, 0, "test", ["add", "copy"])
+    right = [
+        replace(e, answer=a.strip())
+        for e, a in zip(examples, ask(model, TOKENIZER, [e.messages for e in examples], 5))
+    ]
+    found = exact_match(model, TOKENIZER, [*right[:5], *examples[5:]], max_new_tokens=5)
+    assert found["all"].n == 12 and found["all"].right == 5
+    assert found["add"].n + found["copy"].n == 12 and set(found) == {"all", "add", "copy"}
+    # Newcombe 1998, table I: 81 of 263, and 15 of 148
+    assert ExactMatch(81, 263).interval == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert ExactMatch(15, 148).interval == pytest.approx((0.0624, 0.1605), abs=1e-4)
+    assert str(ExactMatch(81, 263)) == "30.8% (25.5% to 36.6%) of 263"
+
+
+@pytest.fixture
+def chat_config(config, model, tmp_path):
+    "A run that begins with the small chat model."
+    base = save_checkpoint(tmp_path / "base", model, TOKENIZER)
+    config.run.init_from, config.data.tokenizer = str(base), "bpe"
+    config.model = replace(model.config)
+    config.optim = replace(config.optim, max_steps=6)
+    config.system = replace(config.system, compile="off")
+    return config
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_a_run_begins_with_the_loss_of_the_answers_and_brings_it_down(chat_config, model):
+    chat_config.optim = replace(chat_config.optim, max_steps=25)
+    result = finetune(chat_config, TALK, progress="none")
+    x, y = next(loader(seed=chat_config.run.seed))
+    with torch.no_grad():
+        logits = model(x)[0].double()
+    first = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-100).item()
+    assert result.losses[0] == pytest.approx(first, rel=1e-4)
+    assert result.losses[-1] < 0.5 * first
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_and_asks_at_each_validation(chat_config):
+    examples = [Example("say", TALK[0][:1], TALK[0][1]["content"])]
+    chat_config.eval = replace(chat_config.eval, eval_every=2, save_every=2)
+    whole = finetune(chat_config, TALK, examples, packed=False, progress="none")
+    assert set(whole.figures) == {"right_all", "right_say"}
+    checkpoints = sorted((whole.run / "checkpoints").iterdir())
+    for late in checkpoints[1:]:
+        for file in late.iterdir():
+            file.unlink()
+        late.rmdir()
+    again = finetune(chat_config, TALK, examples, packed=False, resume=True, progress="none")
+    assert torch.equal(weights(whole.model), weights(again.model))
+    assert again.losses == whole.losses[-len(again.losses) :] and again.steps == 6
+
+
+def test_a_base_model_and_spread_weights_are_refused_before_anything_is_written(config, chat_config):
+    base = replace(config.data, tokenizer="byte")
+    config.run.init_from, config.data = "", base
+    config.model = replace(config.model, vocab_size=257)
+    with pytest.raises(UserError, match="base model"):
+        finetune(config, TALK, progress="none")
+    assert not config.folder.exists()
+    run = type("Run", (), dict(config=chat_config, parallel=type("P", (), dict(name="fsdp"))))
+    with pytest.raises(UserError, match="fsdp.*take zero or ddp"):
+        answers_objective(TALK, [1]).loader(run)
+
+
+def test_generated_conversations_fit_the_laptops_context():
+    from tinygpt.data.tokens import prepare
+
+    tokenizer = chat_tokenizer(prepare("sotu").tokenizer)
+    encoded = encode_conversations(tokenizer, make_conversations(300, 0), 128)
+    assert max(len(ids) for ids, _ in encoded) <= 129

@@ -1,0 +1,190 @@
+"""`python -m tinygpt.finetune`: a base becomes a chat model, on one process or two; bad input is told."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tinygpt.finetune.__main__ as module
+from tinygpt.checkpoint import load_model, save_checkpoint
+from tinygpt.checkpoint_open import open_model
+from tinygpt.ddp.world import run_processes
+from tinygpt.finetune.__main__ import (
+    ELSEWHERE_RATE,
+    RATE_FACTOR,
+    finetune_config,
+    main,
+    parse_arguments,
+    run_options,
+)
+from tinygpt.finetune.template import is_chat, make_chat_base
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.run.config import load_config
+from tinygpt.run.report import read_metrics
+from tinygpt.run.stage import base_folder
+from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
+from tinygpt.train import train
+
+ASKED = (
+    "--max-steps 6 --batch-size 4 --save-every 2 --eval-every 0 --compile off --dtype float32 --device cpu"
+)
+
+
+@pytest.fixture
+def base(config):
+    "The folder of a small run that reads bytes, after its first step."
+    config.model = replace(config.model, block_size=64)
+    config.run.name = "base"
+    config.optim = replace(config.optim, max_steps=1, warmup_steps=0)
+    config.system = replace(config.system, compile="off")
+    return train(config, progress="none").run
+
+
+@pytest.fixture
+def chats(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    lines = [{"prompt": f"Say {'ab'[i % 2] * (1 + i % 7)}", "completion": "ba"[i % 2] * 3} for i in range(30)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def call(*words):
+    return main([*map(str, words), *ASKED.split()])
+
+
+def weights(folder):
+    return torch.cat([p.detach().flatten() for p in load_model(folder)[0].parameters()])
+
+
+def drop_later(run, step):
+    for folder in (run / "checkpoints").iterdir():
+        if int(folder.name.split("_")[1]) > step:
+            shutil.rmtree(folder)
+
+
+def test_a_base_becomes_a_chat_model_and_a_stopped_run_goes_on_exactly(base, chats, capsys):
+    assert call(base, "--data", chats, "--keep", 9) == 0, capsys.readouterr().err
+    run = base.with_name("base-chat")
+    model, tokenizer, _ = open_model(run)
+    assert is_chat(tokenizer) and model.config.vocab_size == 261
+    held = json.loads((run / "objective.json").read_text())["settings"]
+    assert held["data"] == str(chats) and held["packed"] is True
+    whole = weights(run)
+    drop_later(run, 2)
+    assert main(["--resume", str(run)]) == 0
+    assert torch.equal(weights(run), whole)
+    assert "python -m tinygpt.finetune --resume" in (run / "report.md").read_text()
+
+
+def test_the_new_rows_are_made_once_and_taken_again(base, chats, capsys):
+    assert call(base, "--data", chats) == 0 == call(base, "--data", chats, "--name", "again")
+    start = base.with_name("base-chat-start")
+    assert is_chat(open_model(start)[1])
+    shutil.rmtree(start)
+    other = GPT(GPTConfig.gpt2(vocab_size=257, block_size=64, n_layer=1, n_head=2, n_embd=16))
+    make_chat_base(save_checkpoint(base.with_name("other"), other, ByteTokenizer()), start)
+    assert call(base, "--data", chats, "--overwrite") == 2
+    assert "of another base: remove it, or give another --name" in capsys.readouterr().err
+
+
+def test_a_chat_model_is_trained_on_as_it_is(base, chats, words):
+    start = make_chat_base(base, base.with_name("ready"))
+    where = ("--name", "more", "--out", base.parent, "--source", words)
+    assert call(start, "--data", chats, *where) == 0
+    assert not base.with_name("more-start").exists()
+
+
+def test_tasks_are_the_default_and_their_questions_are_asked(base, monkeypatch):
+    short = [[dict(role="user", content="Hi"), dict(role="assistant", content="Ho")]] * 8
+    monkeypatch.setattr(module, "make_conversations", lambda n, seed: short[:n])
+    assert call(base, "--questions", 8, "--conversations", 6, "--eval-every", 3) == 0
+    figures = [line for line in read_metrics(base.with_name("base-chat")) if "right_all" in line]
+    assert len(figures) >= 1 and "right_president" in figures[-1]
+
+
+def test_the_recipe_follows_the_base(base, tmp_path):
+    config, before = finetune_config(str(base)), load_config(base / "config.json")
+    assert config.optim.learning_rate == before.optim.learning_rate * RATE_FACTOR
+    assert config.data.source == before.data.source and config.model.block_size == 64
+    assert config.run.out == str(base.parent) and config.run.name == "base-chat"
+    checkpoint = sorted((base / "checkpoints").iterdir())[-1]
+    assert base_folder(str(checkpoint)) == base
+    theirs = GPT(GPTConfig.gpt2(vocab_size=257, block_size=64, n_layer=1, n_head=2, n_embd=16))
+    alone = save_checkpoint(tmp_path / "theirs", theirs, ByteTokenizer())
+    assert base_folder(str(alone)) is None
+    config = finetune_config(str(alone))
+    assert (config.optim.optimizer, config.optim.learning_rate) == ("adamw", ELSEWHERE_RATE)
+    assert config.run.out == "runs" and config.run.name == "theirs-chat"
+
+
+LONG = {"prompt": "a" * 60, "completion": "b" * 60}
+EMPTY = {"prompt": "a", "completion": " "}
+NO_ANSWER = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    "lines, flags, named",
+    [
+        ([LONG], "", "conversation 1 has 125 tokens, and a row of this model holds 65: shorten it"),
+        ([EMPTY], "", "is an empty answer"),
+        ([NO_ANSWER], "", "has no answer"),
+        ([], "", "holds no conversation"),
+        (None, "", "cannot read"),
+        ([{"prompt": "a", "completion": "b"}], "--questions -1", "questions = -1: choose 0 or more"),
+        ([{"prompt": "a", "completion": "b"}], "--learning_rte 1", "--learning_rte is not a setting"),
+        ([{"prompt": "a", "completion": "b"}], "--batch-size 0", "batch_size"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_written(base, tmp_path, capsys, lines, flags, named):
+    path = tmp_path / "bad.jsonl"
+    if lines is not None:
+        path.write_text("\n".join(map(json.dumps, lines)))
+    before = sorted(base.parent.iterdir())
+    assert main([str(base), "--data", str(path), "--device", "cpu", *flags.split()]) == 2
+    error = capsys.readouterr().err.strip()
+    assert named in error and "\n" not in error
+    assert sorted(base.parent.iterdir()) == before
+
+
+def test_places_to_start_from_that_do_not_work_are_told(base, tmp_path):
+    for argv, named in (
+        ([], "RUN is missing"),
+        ([str(base), "--resume", "x"], "two places to start from"),
+        (["--resume", str(base)], "was made by python -m tinygpt.train"),
+        ([str(tmp_path / "nowhere")], "does not exist"),
+    ):
+        with pytest.raises(UserError, match=named):
+            parse_arguments(argv)
+
+
+def run_twice(world, argvs):
+    "(losses, weights) of each command line, then of each run gone on with from its fourth step."
+    found = [run_options(parse_arguments(argv)) for argv in argvs]
+    dist.barrier()
+    for result in found:
+        if world.is_main:
+            drop_later(result.run, 4)
+    dist.barrier()
+    found += [run_options(parse_arguments(["--resume", str(result.run)])) for result in found[:]]
+    return [(r.losses, torch.cat([p.detach().flatten() for p in r.model.parameters()])) for r in found]
+
+
+def test_two_processes_train_as_one_does_and_go_on_exactly(base, chats):
+    ways = {"ddp": "muon", "zero": "adamw"}
+
+    def words(parallel, name):
+        flags = ["--optimizer", ways[parallel], "--parallel", parallel, "--keep", "9", *ASKED.split()]
+        return [str(base), "--data", str(chats), "--name", name, *flags]
+
+    alone = [run_options(parse_arguments(words(way, f"{way}-alone"))) for way in ways]
+    ranks = run_processes(run_twice, 2, [words(way, way) for way in ways])
+    first, other = ranks
+    for i, one in enumerate(alone):
+        (losses, weights), (late, again) = first[i], first[i + 2]
+        assert losses == pytest.approx(one.losses, rel=1e-4)
+        assert torch.equal(weights, other[i][1])
+        assert torch.equal(again, weights) and late == losses[4:]

@@ -1,0 +1,95 @@
+"""A run that begins with another's weights: what it inherits, its own flags, and the way back to both."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tinygpt.checkpoint import save_checkpoint
+from tinygpt.model import GPT, GPTConfig
+from tinygpt.run.config import TrainConfig
+from tinygpt.run.setup import Objective
+from tinygpt.run.stage import base_folder, config_after, own_settings, stage_options
+from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
+from tinygpt.train import train
+
+
+@dataclass(frozen=True)
+class Recipe:
+    "What is drawn."
+
+    tasks: tuple[str, ...] = ("add",)
+    """which"""
+    beta: float = 0.5
+    """how much"""
+
+
+@dataclass
+class Options:
+    "A stage for these tests."
+
+    train: TrainConfig
+    recipe: Recipe = field(default_factory=Recipe)
+    draws: int = 8
+    """how many"""
+    resume: str | None = None
+    """go on"""
+    overwrite: bool = False
+    """begin again"""
+
+
+def make(place):
+    config = config_after(place, "next", batch_size=4)
+    config.optim = replace(config.optim, max_steps=4)
+    return config
+
+
+def options_of(*argv):
+    return stage_options(list(map(str, argv)), Options, make, "tests.stage")
+
+
+@pytest.fixture
+def base(config):
+    config.optim.max_steps = 3
+    return train(config, progress="none").run
+
+
+def test_settings_are_those_of_the_run_before_but_for_what_a_stage_decides(base, config):
+    options = options_of(base, "--learning-rate", 5e-4, "--draws", 3, "--tasks", "sort", "copy")
+    own = options.train
+    assert own.run.init_from == str(base) and own.folder == base.with_name("test-next")
+    assert own.model == replace(config.model, vocab_size=257) and own.data.source == config.data.source
+    assert own.optim == replace(config.optim, max_steps=4, learning_rate=5e-4, warmup_steps=2)
+    assert own_settings(options) == dict(recipe=dict(tasks=("sort", "copy"), beta=0.5), draws=3)
+
+
+def test_a_model_from_elsewhere_has_no_run_to_inherit_from(tmp_path, base):
+    model = GPT(GPTConfig.gpt2(vocab_size=257, block_size=8, n_layer=1, n_head=1, n_embd=8))
+    place = save_checkpoint(tmp_path / "alone", model, ByteTokenizer())
+    assert base_folder(str(place)) is None
+    config = config_after(str(place), "chat", 4)
+    assert config.folder.as_posix() == "runs/alone-chat" and config.model == model.config
+    assert base_folder(str(base / "checkpoints/step_000003")) == base_folder(str(base)) == base
+
+
+def test_a_resumed_run_finds_both_kinds_of_settings_and_flags_change_single_ones(base):
+    options = options_of(base, "--draws", 3, "--tasks", "sort", "copy", "--beta", 0.25)
+    objective = Objective(command="tests.stage", settings=own_settings(options))
+    run = train(options.train, progress="none", objective=objective).run
+    again = options_of("--resume", run)
+    assert own_settings(again) == own_settings(options) and again.recipe == options.recipe
+    assert again.train.optim == options.train.optim and again.train.folder == run
+    assert options_of("--resume", run, "--draws", 5, "--max-steps", 9).draws == 5
+
+
+def test_what_cannot_be_meant_is_one_sentence(base, tmp_path):
+    for argv, told in (
+        ([], "RUN is missing"),
+        ([base, "--resume", base], "two places to start from"),
+        (["--resume", base], "was made by python -m tinygpt.train: go on with"),
+        ([tmp_path / "none"], "none"),
+        ([base, "--drawz", 3], "did you mean --draws"),
+        ([base, "--compressors", "False"], "is a switch"),
+    ):
+        with pytest.raises(UserError, match=told):
+            options_of(*argv)

@@ -1,0 +1,244 @@
+"""Scaling laws: known laws come back from their data, closed forms agree with search, intervals hold."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinygpt.measure.speed import flops_per_token
+from tinygpt.run.config import TrainConfig
+from tinygpt.run.presets import preset
+from tinygpt.scaling import (
+    Law,
+    bootstrap_laws,
+    compare_sizes,
+    fit_law,
+    isoflop_minimum,
+    matched_run,
+    power_law,
+    predict_loss,
+)
+from tinygpt.schedule import schedule_problems
+from tinygpt.support import UserError
+
+RESULTS = Path(__file__).parent.parent / "benchmarks/results"
+TRUTH = Law(E=1.7, A=40.0, B=200.0, alpha=0.3, beta=0.35)
+BUDGETS = (2.5e11, 5e11, 1e12)
+N, D = np.array([(n, flops / 6 / (n + 1e5)) for flops in BUDGETS for n in (1.6e4, 1e5, 3.3e5, 8.5e5)]).T
+L = TRUTH.loss(N, D)
+
+
+def numbers(law):
+    return np.array(list(asdict(law).values()))
+
+
+def test_the_loss_is_the_sum_of_its_three_terms():
+    law = Law(E=1.0, A=8.0, B=9.0, alpha=0.5, beta=2.0)
+    assert law.loss(16, 3) == 1 + 2 + 1
+    assert law.loss(np.array([16, 64]), 3).tolist() == [4, 3]
+
+
+def test_chinchilla_s_published_law_gives_the_optimum_that_a_search_finds():
+    law = Law(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
+    for per in (6.0, 7.5):
+        params, tokens = law.optimum(5.76e23, per)
+        assert math.isclose(per * params * tokens, 5.76e23)
+        sizes = np.geomspace(1e9, 1e12, 100_001)
+        assert math.isclose(params, sizes[law.loss(sizes, 5.76e23 / per / sizes).argmin()], rel_tol=1e-3)
+
+
+# exponents that the chapter's fits and the papers' lie between
+@settings(max_examples=10, deadline=None)
+@given(st.floats(0.2, 0.7), st.floats(0.2, 0.7), st.floats(1.0, 3.0))
+def test_a_known_law_comes_back_from_losses_without_noise(alpha, beta, E):
+    # terms of the size that they have in real runs: each a visible part of the loss
+    law = Law(E, 2.0 * 1e5**alpha, 2.0 * 1e6**beta, alpha, beta)
+    found = fit_law(N, D, law.loss(N, D))
+    np.testing.assert_allclose(found.loss(N, D), law.loss(N, D), rtol=1e-6)
+    np.testing.assert_allclose(numbers(found)[[0, 3, 4]], [E, alpha, beta], rtol=1e-2)
+
+
+def test_one_failed_run_hardly_moves_the_law():
+    failed = L.copy()
+    failed[5] += 1.0
+    far = 1e6, 1e7
+    assert abs(fit_law(N, D, failed).loss(*far) - TRUTH.loss(*far)) < 0.005
+
+
+def huber_of(theta, target):
+    x, y = (torch.tensor(np.log(values)) for values in (N, D))
+    e, a, b, alpha, beta = theta
+    said = torch.logsumexp(torch.stack([e.expand_as(x), a - alpha * x, b - beta * y]), 0)
+    return F.huber_loss(said, target, delta=1e-3, reduction="sum")
+
+
+def test_torch_s_lbfgs_finds_nothing_lower_on_noisy_runs():
+    noisy = L * np.exp(0.004 * np.random.default_rng(3).normal(size=len(L)))
+    law, target = fit_law(N, D, noisy), torch.tensor(np.log(noisy))
+    start = [*np.log([law.E, law.A, law.B]), law.alpha, law.beta]
+    ours = huber_of(torch.tensor(start), target).item()
+    others = []
+    for begin in (start, [*np.log([1.7, 40, 200]), 0.3, 0.35]):
+        theta = torch.tensor(begin, dtype=torch.float64, requires_grad=True)
+        tight = dict(tolerance_grad=1e-12, tolerance_change=1e-16, max_iter=1000)
+        optimizer = torch.optim.LBFGS([theta], line_search_fn="strong_wolfe", **tight)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = huber_of(theta, target) * 1e6  # beside the tolerances
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        others.append(huber_of(theta.detach(), target).item())
+    assert ours <= min(others) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda n, d, losses: (n[:5], d[:5], losses[:5]), "5 runs"),
+        (lambda n, d, losses: (np.full_like(n, 1e5), d, losses), "1 sizes"),
+        (lambda n, d, losses: (n, d, np.where(n > 5e5, np.nan, losses)), "finite"),
+        (lambda n, d, losses: (n, d, losses - 10), "above 0"),
+    ],
+)
+def test_runs_that_fix_no_law_are_refused_in_a_sentence(change, words):
+    with pytest.raises(UserError, match=words):
+        fit_law(*change(N, D, L))
+    with pytest.raises(UserError, match=words):
+        bootstrap_laws(*change(N, D, L), draws=2)
+
+
+def test_draws_from_exact_runs_all_give_the_law():
+    laws = bootstrap_laws(N, D, L, draws=10)
+    for law in laws:
+        np.testing.assert_allclose(law.loss(N, D), L, rtol=1e-6)
+
+
+def test_a_bootstrap_repeats_with_its_seed_and_scatters_as_the_runs_do():
+    rng = np.random.default_rng(0)
+    wide = []
+    for noise in (0.002, 0.008):
+        noisy = L * np.exp(noise * rng.normal(size=len(L)))
+        laws = bootstrap_laws(N, D, noisy, draws=40)
+        assert laws == bootstrap_laws(N, D, noisy, draws=40)
+        assert laws != bootstrap_laws(N, D, noisy, draws=40, seed=1)
+        low, _, high = predict_loss(laws, 3.3e5, 1e6)
+        wide.append(high - low)
+    assert wide[1] > 2 * wide[0] > 0
+
+
+def test_most_intervals_of_90_percent_hold_the_truth():
+    right = 0
+    for seed in range(12):
+        noisy = L * np.exp(0.004 * np.random.default_rng(seed).normal(size=len(L)))
+        low, _, high = predict_loss(bootstrap_laws(N, D, noisy, draws=40, seed=seed), 3.3e5, 1e6)
+        right += low <= TRUTH.loss(3.3e5, 1e6) <= high
+    assert right >= 8
+
+
+def test_a_prediction_of_one_law_is_a_normal_one_around_it():
+    low, middle, high = predict_loss([TRUTH] * 3, 1e5, 1e6, noise=0.01, level=0.9)
+    assert math.isclose(middle, TRUTH.loss(1e5, 1e6), rel_tol=1e-9)
+    # 1.645 deviations; the grid is as fine as a hundredth
+    assert math.isclose(high - middle, middle - low, rel_tol=1e-6)
+    assert math.isclose((high - middle) / middle, 0.01645, rel_tol=0.03)
+    assert predict_loss([TRUTH], 1e5, 1e6) == (TRUTH.loss(1e5, 1e6),) * 3
+    narrow, wide = (predict_loss([TRUTH], 1e5, 1e6, 0.01, level) for level in (0.5, 0.9))
+    assert narrow[2] < wide[2]
+
+
+def test_the_bottom_of_a_parabola_is_found_to_the_last_digits():
+    sizes = np.array([2e4, 1e5, 3e5, 9e5])
+    size, loss = isoflop_minimum(sizes, 4.2 + 0.3 * np.log(sizes / 1.5e5) ** 2)
+    assert math.isclose(size, 1.5e5) and math.isclose(loss, 4.2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "losses", "words"),
+    [
+        ([1e5, 1e6], [3, 3], "2 sizes"),
+        ([1e5, 1e5, 1e6], [3, 3, 3.1], "2 sizes"),
+        ([1e5, 1e6, 1e7], [3, 3.5, 3], "upwards"),
+        ([1e5, 1e6, 1e7], [3.5, 3.1, 2.9], "larger"),
+        ([1e5, 1e6, 1e7], [2.9, 3.1, 3.5], "smaller"),
+    ],
+)
+def test_runs_that_enclose_no_minimum_are_refused_in_a_sentence(sizes, losses, words):
+    with pytest.raises(UserError, match=words):
+        isoflop_minimum(sizes, losses)
+
+
+def test_a_power_law_is_a_line_in_logarithms():
+    x = np.array([1.0, 3.0, 20.0])
+    factor, exponent = power_law(x, 0.3 * x**0.5)
+    assert math.isclose(factor, 0.3) and math.isclose(exponent, 0.5)
+
+
+def test_sizes_are_compared_at_equal_flops_the_best_first():
+    law = Law(E=1.0, A=1.0, B=1.0, alpha=1.0, beta=1.0)
+    # blocks of 2 parameters see 10 tokens, those of 10 see 2: the one between is best
+    rows = compare_sizes(law, {"small": (2, 6), "large": (10, 30), "middle": (4, 15)}, 60)
+    assert next(iter(rows)) == "middle" and rows["middle"] == (4.0, 1.5)
+    assert rows["small"] == (10.0, pytest.approx(1.6)) and rows["large"] == (2.0, pytest.approx(1.6))
+
+
+def test_a_matched_run_spends_its_budget_on_a_schedule_of_its_own_length():
+    config = preset("laptop")
+    before = asdict(config)
+    run = matched_run(config, 1e12)
+    assert asdict(config) == before  # a copy was changed
+    a_step = config.data.batch_size * config.model.block_size * flops_per_token(config.model)
+    assert abs(run.optim.max_steps * a_step - 1e12) <= a_step / 2
+    o = run.optim
+    assert o.warmup_steps == max(1, round(0.02 * o.max_steps)) < config.optim.warmup_steps
+    assert schedule_problems(o.schedule, o.max_steps, o.warmup_steps, o.final_lr, o.cooldown) == []
+    assert run.eval.eval_every == run.eval.save_every == run.eval.sample_tokens == 0
+    assert isinstance(run, TrainConfig) and run.problems() == []
+
+
+def test_a_budget_for_too_few_steps_is_refused_in_a_sentence():
+    with pytest.raises(UserError, match="pay for 5 steps of 2,048 tokens with 4 layers of 128, and 20"):
+        matched_run(preset("laptop"), 1e11)
+
+
+RECORD = RESULTS / "scaling.json"
+recorded = pytest.mark.skipif(not RECORD.exists(), reason="no record of benchmarks/scaling.py")
+
+
+@recorded
+def test_the_record_has_twelve_runs_at_three_budgets_and_all_were_whole():
+    record = json.loads(RECORD.read_text())
+    assert len(record["runs"]) >= 12 and len(record["budgets"]) >= 3
+    # the same validation tokens, so every run went to its end
+    assert len({run["val_tokens"] for part in ("runs", "large", "shapes") for run in record[part]}) == 1
+    for run in record["runs"]:
+        near = min(record["budgets"], key=lambda flops: abs(math.log(run["flops"] / flops)))
+        assert math.isclose(run["flops"], near, rel_tol=0.03)
+
+
+@recorded
+def test_the_recorded_prediction_follows_from_the_recorded_runs_and_the_large_run_is_the_one_foretold():
+    record = json.loads(RECORD.read_text())
+    foretold = json.loads((RESULTS / "scaling_prediction.json").read_text())
+    sizes, tokens, losses = (
+        np.array([run[key] for run in record["runs"]], float) for key in ("matrices", "tokens", "loss")
+    )
+    assert foretold["runs"] == len(losses)
+    law = fit_law(sizes, tokens, losses)
+    for row in foretold["members"]:
+        same = (run["matrices"] for run in record["runs"] if run["layers"] == row["layers"])
+        if size := next(same, None):
+            assert math.isclose(law.loss(size, row["tokens"]), row["blocks"]["loss"], rel_tol=1e-4)
+    chosen = next(row for row in foretold["members"] if row["layers"] == foretold["layers"])
+    for run in record["large"]:
+        assert (run["layers"], run["tokens"]) == (chosen["layers"], chosen["tokens"])
+        assert math.isclose(run["flops"], 4 * max(record["budgets"]), rel_tol=0.01)
