@@ -19,9 +19,9 @@ Each run draws the same number of answers to the same kind of questions:
 Learning rates: each has the best of the same grid, on a seed of its own, by pass@1 on questions of the
 training kind; leak takes the rate of groups. The compared seeds are others.
 
-An earlier record, of 60 steps of 64 answers and two rates, did not decide claims 1 and 2: the intervals held
-0, the best rate was the smallest that was tried, and the reward was still rising. So this one draws five times
-as many answers and tries a smaller rate.
+An earlier record, of 60 steps of 64 answers and two rates, did not decide claims 1 and 2: the intervals
+held 0, the best rate was the smallest that was tried, and the reward was still rising. So this one draws five
+times as many answers and tries a smaller rate.
 
 Written down before the first compared run. Each claim is refuted where it says so:
 
