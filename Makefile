@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+SHORT  := 10
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
 else
@@ -10,9 +11,9 @@ BIN := $(VENV)/bin
 endif
 PY := $(BIN)/python
 
-.PHONY: help train whole test lab export format notebooks site bench gpu teeth hooks clean
+.PHONY: help train whole test test-long lab export format notebooks site bench gpu teeth hooks clean
 help:                 ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 $(PY):
 	$(PYTHON) -m venv $(VENV)
@@ -38,10 +39,14 @@ train: $(VENV)/.installed  ## train the default preset (about five minutes on tw
 whole: $(VENV)/.installed  ## from a text to a model one can talk to: four runs and a table (about a quarter of an hour)
 	$(PY) -m tinygpt.whole $(ARGS)
 
-test: $(VENV)/.installed-dev  ## everything CI checks: sync and clean, pytest, every chapter executed
+test: $(VENV)/.installed-dev  ## sync and clean, the tests that are not slow, the pages of up to ten seconds
 	$(PY) tools/book.py check
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
-	$(PY) tools/book.py run --jobs 2
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not slow"
+	$(PY) tools/book.py run --jobs 2 --within $(SHORT)
+
+test-long: $(VENV)/.installed-dev  ## what is left: the slow tests and the other pages. CI runs both
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m slow
+	$(PY) tools/book.py run --jobs 2 --beyond $(SHORT)
 
 lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
 	$(PY) -m jupyterlab --notebook-dir=. nbs/index.ipynb

@@ -10,6 +10,7 @@ python tools/book.py readme                   write README.md from nbs/index.ipy
 import argparse
 import ast
 import filecmp
+import math
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ from pages import (
     notebook_text,
     page_facts,
     reading_order,
+    seconds_in,
     settings,
     with_seconds,
     write_headers,
@@ -35,6 +37,7 @@ from pages import (
 
 BIN = Path(sys.executable).parent
 LONGEST_FUNCTION = 60
+UNSAID = 60  # seconds of a page that does not say its own: the index
 IMAGES = "nbs/images"  # where README.md finds its pictures
 
 
@@ -165,26 +168,35 @@ def output_problems(path):
                 yield f"{path.name}: cell {cell.id} shows a path of this machine ({found[0]})"
 
 
+def exercises(nb):
+    "(its check, the code of its folded solution) of each exercise: the first solution after the check."
+    check = None
+    for cell in nb.cells:
+        if cell.cell_type == "code" and "@check_exercise(" in cell.source:
+            check = cell
+        elif check and "<summary>Solution" in cell.source:
+            yield check, re.search(r"```python\n(.*?)```", cell.source, re.S)[1]
+            check = None
+
+
 def with_solutions(nb):
     "A copy of the notebook with each exercise's folded solution, and its check again, as cells at the end."
     nb = nbformat.from_dict(nb)
-    cells = {c.id: c for c in nb.cells}
-    for name in [c.id for c in nb.cells if re.fullmatch(r"ex\d+-md", c.id)]:
-        number = name.removesuffix("-md")
-        solution = re.search(r"```python\n(.*?)```", cells[f"{number}-solution"].source, re.S)[1]
-        for part, source in (("solved", solution), ("checked", cells[f"{number}-check"].source)):
-            nb.cells.append(nbformat.v4.new_code_cell(source, id=f"{number}-{part}"))
+    for check, solution in list(exercises(nb)):
+        nb.cells.append(nbformat.v4.new_code_cell(solution, id=f"{check.id}-solved"))
+        nb.cells.append(nbformat.v4.new_code_cell(check.source, id=f"{check.id}-solved-check"))
     return nb
 
 
 def exercise_problems(nb):
     "Stubs that pass as solved, and solutions that do not."
-    for cell in nb.cells:
-        text = "".join(o.get("text", "") for o in cell.get("outputs", []))
-        if re.fullmatch(r"ex\d+-check", cell.id) and "not solved yet" not in text:
-            yield f"{cell.id}: the untouched stub is not reported as unsolved"
-        if re.fullmatch(r"ex\d+-checked", cell.id) and ("solved" not in text or "not solved" in text):
-            yield f"{cell.id}: the folded solution does not solve the exercise"
+    said = {c.id: "".join(o.get("text", "") for o in c.get("outputs", [])) for c in nb.cells}
+    for name in [name for name in said if f"{name}-solved-check" in said]:
+        if "not solved yet" not in said[name]:
+            yield f"{name}: the untouched stub is not reported as unsolved"
+        after = said[f"{name}-solved-check"]
+        if "solved" not in after or "not solved" in after:
+            yield f"{name}: the folded solution does not solve the exercise"
 
 
 def execute(path, write: bool) -> tuple[list[str], str]:
@@ -212,7 +224,15 @@ def execute(path, write: bool) -> tuple[list[str], str]:
     return [], line
 
 
-def run(names, write: bool, jobs: int) -> int:
+def of_length(paths, within: float, beyond: float):
+    "The pages that take at most `within` and more than `beyond` seconds, by what they say themselves."
+    for path in paths:
+        seconds = seconds_in(nbformat.read(path, as_version=4).cells[0].source) or UNSAID
+        if beyond < seconds <= within:
+            yield path
+
+
+def run(paths, write: bool, jobs: int) -> int:
     """Execute the chapters in fresh kernels; `write` stores the outputs.
 
     Without `write` it is copies that run, and at the end of each the folded solutions of its exercises.
@@ -221,12 +241,12 @@ def run(names, write: bool, jobs: int) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each kernel
     failed, start = [], time.time()
     with ThreadPoolExecutor(1 if write else jobs) as pool:
-        outcomes = pool.map(lambda path: execute(path, write), chapters(names))
-        for path, (problems, line) in zip(chapters(names), outcomes):
+        outcomes = pool.map(lambda path: execute(path, write), paths)
+        for path, (problems, line) in zip(paths, outcomes):
             print(line, *problems, sep="\n    ", flush=True)
             failed += [path.name] if problems else []
     end = f"; failed: {', '.join(failed)}" if failed else ", all well"
-    print(f"{len(chapters(names))} pages in {time.time() - start:.0f} s{end}")
+    print(f"{len(paths)} pages in {time.time() - start:.0f} s{end}")
     return bool(failed)
 
 
@@ -293,11 +313,16 @@ def main() -> int:
     runner.add_argument("names", nargs="*")
     runner.add_argument("--write", action="store_true")
     runner.add_argument("--jobs", type=int, default=1, help="chapters at a time (not with --write)")
+    runner.add_argument(
+        "--within", type=float, default=math.inf, help="only pages of at most so many seconds"
+    )
+    runner.add_argument("--beyond", type=float, default=0, help="only pages of more seconds than this")
     args = parser.parse_args()
     if args.what == "check":
         return check()
     if args.what == "run":
-        return run(args.names, args.write, args.jobs)
+        paths = list(of_length(chapters(args.names), args.within, args.beyond))
+        return run(paths, args.write, args.jobs)
     if args.what == "headers":
         write_headers()
     else:
