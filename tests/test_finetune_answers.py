@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tinygpt.checkpoint import save_checkpoint
+from tinygpt.ddp.world import run_processes
 from tinygpt.finetune.answers import (
     AnswerLoader,
     ExactMatch,
@@ -17,9 +18,11 @@ from tinygpt.finetune.answers import (
     fill_rows,
     finetune,
     lay_out,
+    write_rows,
 )
 from tinygpt.finetune.tasks import Example, make_conversations, make_examples
 from tinygpt.finetune.template import chat_tokenizer, render
+from tinygpt.generate.sample import Row
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
@@ -212,6 +215,31 @@ def test_exact_match_counts_by_task_and_has_wilsons_interval(model):
     assert ExactMatch(81, 263).interval == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert ExactMatch(15, 148).interval == pytest.approx((0.0624, 0.1605), abs=1e-4)
     assert str(ExactMatch(81, 263)) == "30.8% (25.5% to 36.6%) of 263"
+
+
+def match_of_rank(world, model, examples):
+    "What `exact_match` finds where each process asks a part of the questions."
+    return exact_match(model, TOKENIZER, examples, world.rank, world.world_size, max_new_tokens=5)
+
+
+def test_two_processes_ask_a_part_each_and_both_know_the_whole(model):
+    examples = make_examples(9, 0, "test", ["add", "copy", "count"])
+    said = ask(model, TOKENIZER, [e.messages for e in examples], 5)
+    examples = [
+        replace(e, answer=a.strip() if i % 3 else "no") for i, (e, a) in enumerate(zip(examples, said))
+    ]
+    alone = exact_match(model, TOKENIZER, examples, max_new_tokens=5)
+    assert alone["all"] == ExactMatch(6, 9)
+    assert run_processes(match_of_rank, 2, model, examples) == [alone, alone]
+    one = exact_match(model, TOKENIZER, examples[:1], max_new_tokens=5)  # nothing is left for the other
+    assert run_processes(match_of_rank, 2, model, examples[:1]) == [one, one]
+
+
+def test_rows_that_are_written_stay_in_the_callers_order(model):
+    rows = [Row([256, *b"x" * n]) for n in (9, 1, 4, 2, 12)]
+    write_rows(model, rows, 2, 3, temperature=0)
+    assert [len(row.prompt) for row in rows] == [10, 2, 5, 3, 13]
+    assert all(len(row.new) == 3 and row.finish == "length" for row in rows)
 
 
 @pytest.fixture

@@ -149,6 +149,27 @@ def test_a_tokenizer_without_turns_is_told_apart_and_the_remedy_names_the_run(tm
         chat_ids(read_hf_tokenizer(folder))
 
 
+@pytest.mark.parametrize(
+    "template", ["{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n", ""]
+)
+def test_a_model_whose_own_tokens_have_the_same_names_is_neither_read_nor_grown(tmp_path, template):
+    "Phi-3 has these four tokens, and line breaks behind them."
+    pytest.importorskip("tokenizers")
+    from foreign import save_folder, smollm_tokenizer
+
+    from tinygpt.tokenizer_hf import read_hf_tokenizer
+
+    made = smollm_tokenizer()
+    made.add_special_tokens(CHAT_TOKENS)
+    named = {"chat_template": template} if template else {}
+    theirs = read_hf_tokenizer(save_folder(tmp_path, made, eos_token="<|endoftext|>", **named))
+    assert not is_chat(theirs)
+    with pytest.raises(UserError, match="another one: use a program" if template else "is a base model"):
+        chat_ids(theirs)
+    with pytest.raises(UserError, match=r"'<\|system\|>', .* the base has already"):
+        chat_tokenizer(theirs)
+
+
 @pytest.mark.parametrize("kind, kw", [("gpt2", {}), ("llama", {}), ("modern", {"ngram_rows": 64})])
 def test_a_grown_model_scores_old_tokens_as_before_and_new_ones_by_the_mean(kind, kw):
     tok = ByteTokenizer()

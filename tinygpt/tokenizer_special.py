@@ -14,6 +14,11 @@ from .support import UserError
 from .tokenizer import _KINDS, Tokenizer
 
 # %% ../nbs/more/02_tokenizer_special.ipynb #check-names
+def _is_token(base: Tokenizer, name: str) -> bool:
+    "Whether a tokenizer from elsewhere has a token of this name. Ours have no names."
+    return [base.token(i) for i in base.encode_template(name)] == [name]
+
+
 def _check_names(base: Tokenizer, special: list[str], ends: list[str]) -> None:
     "UserError, with all problems, if these names cannot be added to this base."
     problems = []
@@ -26,6 +31,8 @@ def _check_names(base: Tokenizer, special: list[str], ends: list[str]) -> None:
         problems.append(f"special has {twice!r} twice: give each name once")
     elif EOT_NAME in special:
         problems.append(f"special has {EOT_NAME!r}, which is the base's end of text: leave it out")
+    elif hasattr(base, "token") and (there := [name for name in special if _is_token(base, name)]):
+        problems.append(f"special has {there[0]!r}, which the base has already: take another name or base")
     if unknown := [name for name in ends if name not in special]:
         problems.append(f"ends has {unknown[0]!r}, which is not among the special tokens: add it there")
     if problems:

@@ -61,9 +61,14 @@ def chat_ids(
     if isinstance(tokenizer, SpecialTokenizer):
         known = tokenizer.special
     elif tokenizer.kind == "hf" and tokenizer.settings.get("chat_template"):
+        # the names alone would not do: Phi-3 has these four, and line breaks behind them
+        if not str(tokenizer.settings["chat_template"]).endswith(CHAT_TEMPLATE):
+            other = (
+                "its chat template is another one: use a program that runs templates, such as transformers"
+            )
+            raise UserError(f"{place} is a chat model, and {other}")
         found = [tokenizer.encode_template(name) for name in CHAT_TOKENS]
         known = {name: ids[0] for name, ids in zip(CHAT_TOKENS, found) if len(ids) == 1}
-        remedy = "its chat template is another one: use a program that runs templates, such as transformers"
     else:
         raise UserError(f"{place} is a base model, it knows no turns: {remedy}")
     if lacking := [name for name in CHAT_TOKENS if name not in known]:
