@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Encoded', 'encode_conversations', 'fill_rows', 'lay_out', 'AnswerLoader', 'write_rows', 'ask', 'ExactMatch',
-           'exact_match', 'right_shares', 'answers_objective', 'finetune']
+           'exact_match', 'ReplayLoader', 'replay_rows', 'right_shares', 'answers_objective', 'finetune']
 
 # %% ../../nbs/22_finetune.ipynb #imports
 import hashlib
@@ -23,7 +23,7 @@ from .template import render
 from ..generate.sample import Row, decode_rows, seeded_rows
 from ..model import GPT
 from ..run.config import TrainConfig
-from ..run.setup import Objective, Run
+from ..run.setup import Objective, Run, next_token_loader
 from ..support import UserError
 from ..tokenizer import Tokenizer
 from ..train import TrainResult, train
@@ -237,6 +237,53 @@ def exact_match(
     found = {task: ExactMatch(right, n) for task, (right, n) in zip(tasks, table.tolist())}
     return {"all": ExactMatch(*table.sum(0).tolist())} | found
 
+# %% ../../nbs/22_finetune.ipynb #replay
+class ReplayLoader:
+    """Endless (x, y): the rows of `answers`, and below them rows of text, where every token is a target.
+
+    The state is that of both loaders.
+    """
+
+    def __init__(
+        self,
+        answers: AnswerLoader,
+        text,  # a loader of rows of block_size tokens (`next_token_loader`)
+    ):
+        self.answers, self.text = answers, text
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        (x, y), (old_x, old_y) = next(self.answers), next(self.text)
+        T = x.shape[1]  # rows of answers that are not packed may be shorter
+        return torch.cat([x, old_x[:, :T]]), torch.cat([y, old_y[:, :T]])
+
+    def state_dict(self) -> dict:
+        return {"answers": self.answers.state_dict(), "text": self.text.state_dict()}
+
+    def load_state_dict(self, state: dict):
+        "Go on after the batch at which `state` was taken."
+        self.answers.load_state_dict(state["answers"])
+        self.text.load_state_dict(state["text"])
+
+    def close(self):
+        "Close both."
+        self.answers.close()
+        self.text.close()
+
+
+def replay_rows(
+    replay: float,  # the part of the rows that is to be old text: 0, or more, and below 1
+    batch_size: int,  # rows of the global batch
+    world_size: int,  # processes, each of which gets as many of them
+) -> int:
+    "How many rows of the batch are old text. UserError where none would be left for answers."
+    rows = world_size * round(replay * batch_size / world_size)
+    if not 0 <= replay < 1 or rows >= batch_size > 0:
+        raise UserError(f"replay = {replay}: give a part of the {batch_size} rows, such as 0.25")
+    return rows
+
 # %% ../../nbs/22_finetune.ipynb #objective
 def right_shares(
     run: Run,
@@ -253,17 +300,20 @@ def answers_objective(
     examples: list[Example] = (),  # held-out questions; each validation asks them
     packed: bool = True,  # as many conversations to a row as fit; else one
     train_on: Literal["answers", "all"] = "answers",  # whose tokens are targets
+    replay: float = 0.0,  # the part of the rows that is the text of config.data instead
 ) -> Objective:
     "What `train` needs to train on answers. The run's model has to know the template's tokens."
 
-    def loader(run: Run) -> AnswerLoader:
+    def loader(run: Run) -> AnswerLoader | ReplayLoader:
         d, T = run.config.data, run.config.model.block_size
         if examples and run.parallel.name == "fsdp":
             told = "parallel = fsdp spreads the weights, and a model that answers needs them whole"
             raise UserError(f"{told}: take zero or ddp")
         encoded = encode_conversations(run.data.tokenizer, conversations, T, train_on)
         place = dict(rank=run.world.rank, world_size=run.world.world_size, device=run.policy.device)
-        return AnswerLoader(encoded, d.batch_size, T, packed, run.config.run.seed, **place)
+        old = replay_rows(replay, d.batch_size, run.world.world_size)
+        answers = AnswerLoader(encoded, d.batch_size - old, T, packed, run.config.run.seed, **place)
+        return ReplayLoader(answers, next_token_loader(run, old)) if old else answers
 
     judge = partial(right_shares, examples=examples) if examples else None
     return Objective(loader=loader, judge=judge, command="tinygpt.finetune")
@@ -275,7 +325,9 @@ def finetune(
     examples: list[Example] = (),  # held-out questions; each validation asks them
     packed: bool = True,
     train_on: Literal["answers", "all"] = "answers",
+    replay: float = 0.0,
     **how,  # resume, overwrite, progress: as for `train`
 ) -> TrainResult:
     "Train on the answers of conversations. UserError, before anything is written, for what cannot work."
-    return train(config, objective=answers_objective(conversations, examples, packed, train_on), **how)
+    objective = answers_objective(conversations, examples, packed, train_on, replay)
+    return train(config, objective=objective, **how)

@@ -416,11 +416,12 @@ def equip_run(
 
 def next_token_loader(
     run: Run,
+    rows: int | None = None,  # of the global batch; None: config.data.batch_size
 ) -> Any:
     "The loader that `config.data` asks for: windows of the text, each target the token after."
     d, world = run.config.data, run.world
     settings = dict(packing=d.packing, rank=world.rank, world_size=world.world_size, device=run.policy.device)
-    rows, T, seed = d.batch_size, run.config.model.block_size, run.config.run.seed
+    rows, T, seed = rows or d.batch_size, run.config.model.block_size, run.config.run.seed
     return make_loader(d.loader, run.data, rows, T, seed, **settings)
 
 
