@@ -6,6 +6,7 @@
     python benchmarks/scaling.py predict    # fits them, writes down what the next two parts will end at
     python benchmarks/scaling.py large      # the large run, three seeds
     python benchmarks/scaling.py shapes     # two models that are not of the family
+    python benchmarks/scaling.py half       # made after the others: a smaller model at the second budget
     python benchmarks/scaling.py            # all of it: about a quarter of an hour of one core
 
 It goes on where results/scaling.json ends. All runs go through `tinygpt.train.train`: the addresses, a
@@ -119,7 +120,7 @@ def run(config: TrainConfig) -> dict:
     )
 
 
-PARTS = "rates", "adamw", "runs", "large", "shapes"
+PARTS = "rates", "adamw", "runs", "large", "shapes", "half"
 
 
 class Record:
@@ -238,10 +239,15 @@ def shapes(record: Record):
         record.get("shapes", shaped(layers, width), REPEATED[1], best_rate(record), SEEDS[0])
 
 
+def half(record: Record):
+    # no law is fitted to it: the prediction was made without
+    record.get("half", member(0.5), REPEATED[1], best_rate(record), SEEDS[0])
+
+
 def main():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parts = dict(rates=rates, adamw=adamw, runs=runs, predict=predict, large=large, shapes=shapes)
+    parts = dict(rates=rates, adamw=adamw, runs=runs, predict=predict, large=large, shapes=shapes, half=half)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all where none is named")
     parser.add_argument("--name", default="scaling", help="of the record, for a trial")
     args = parser.parse_args()

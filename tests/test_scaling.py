@@ -170,6 +170,9 @@ def test_the_bottom_of_a_parabola_is_found_to_the_last_digits():
         ([1e5, 1e6, 1e7], [3, 3.5, 3], "upwards"),
         ([1e5, 1e6, 1e7], [3.5, 3.1, 2.9], "larger"),
         ([1e5, 1e6, 1e7], [2.9, 3.1, 3.5], "smaller"),
+        ([1e5, 1e6, 1e7], [3, 2.9, math.nan], "failed"),
+        ([1e5, 1e6, 1e7], [math.inf, 2.9, 3], "failed"),
+        ([0, 1e6, 1e7], [3, 2.9, 3], "above 0"),
     ],
 )
 def test_runs_that_enclose_no_minimum_are_refused_in_a_sentence(sizes, losses, words):
@@ -219,7 +222,9 @@ def test_the_record_has_twelve_runs_at_three_budgets_and_all_were_whole():
     record = json.loads(RECORD.read_text())
     assert len(record["runs"]) >= 12 and len(record["budgets"]) >= 3
     # the same validation tokens, so every run went to its end
-    assert len({run["val_tokens"] for part in ("runs", "large", "shapes") for run in record[part]}) == 1
+    assert (
+        len({run["val_tokens"] for part in ("runs", "large", "shapes", "half") for run in record[part]}) == 1
+    )
     for run in record["runs"]:
         near = min(record["budgets"], key=lambda flops: abs(math.log(run["flops"] / flops)))
         assert math.isclose(run["flops"], near, rel_tol=0.03)
@@ -239,6 +244,11 @@ def test_the_recorded_prediction_follows_from_the_recorded_runs_and_the_large_ru
         if size := next(same, None):
             assert math.isclose(law.loss(size, row["tokens"]), row["blocks"]["loss"], rel_tol=1e-4)
     chosen = next(row for row in foretold["members"] if row["layers"] == foretold["layers"])
+    size = record["large"][0]["matrices"]
+    noise = foretold["noise"] / len(record["large"]) ** 0.5
+    low, _, high = predict_loss(bootstrap_laws(sizes, tokens, losses), size, chosen["tokens"], noise)
+    assert math.isclose(low, chosen["blocks"]["low"], rel_tol=1e-4)
+    assert math.isclose(high, chosen["blocks"]["high"], rel_tol=1e-4)
     for run in record["large"]:
         assert (run["layers"], run["tokens"]) == (chosen["layers"], chosen["tokens"])
         assert math.isclose(run["flops"], 4 * max(record["budgets"]), rel_tol=0.01)

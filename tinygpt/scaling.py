@@ -52,7 +52,10 @@ def isoflop_minimum(
 
     UserError where the runs do not enclose a minimum.
     """
-    x, y = np.log(np.asarray(params, float)), np.asarray(losses, float)
+    sizes, y = np.asarray(params, float), np.asarray(losses, float)
+    if not (np.isfinite(sizes).all() and np.isfinite(y).all() and (sizes > 0).all()):
+        raise UserError("sizes must be above 0, and losses finite: leave failed runs out")
+    x = np.log(sizes)
     if len(set(x)) < 3:
         raise UserError(f"{len(set(x))} sizes make no parabola: train three or more with this budget")
     middle = x.mean()  # powers of small numbers are better conditioned
