@@ -3,6 +3,7 @@
     python benchmarks/prefer.py --base runs/laptop             # prints; about ten CPU minutes on one core
     python benchmarks/prefer.py --base runs/laptop --save      # and writes results/prefer.json
     python benchmarks/prefer.py --chat runs/laptop-chat --parts tasks trl --save
+    python benchmarks/prefer.py --base runs/laptop --parts length --save
 
 Without --base the preset `laptop` is trained first. Three seeds: of the pairs, their order, what is drawn. A
 fourth one (1) was used before to choose rate, betas and numbers of prompts; it is not in the record.
@@ -25,6 +26,9 @@ them. So the program's score (the proxy) and what is wanted (the truth) agree wh
 
 *tasks* (--chat): a fine-tuned model's answers to the tasks of chapter 22, right over wrong: exact match on
 held-out wordings before and after DPO, and after as many steps on the chosen answers alone.
+
+*length* (written after the runs of *clauses*, and run on a base trained anew): how many of the held-out pairs
+are ranked right by who is shorter.
 
 *trl*: log-probabilities, losses and implicit rewards beside TRL's DPOTrainer, where it is installed.
 """
@@ -54,7 +58,7 @@ from tinygpt.generate.sample import Row, decode_rows
 from tinygpt.prefer.__main__ import BETA, prefer_config
 from tinygpt.prefer.dpo import answer_logps, pair_rows
 from tinygpt.prefer.pairs import encode_pair, task_pairs
-from tinygpt.prefer.reward import answer_rewards, expected_best, reward_objective
+from tinygpt.prefer.reward import answer_rewards, best_of_kl, expected_best, reward_objective
 from tinygpt.prefer.train import Preferences, dpo_objective, pair_figures
 from tinygpt.run.presets import preset
 from tinygpt.train import train
@@ -63,7 +67,7 @@ SEEDS = (2, 3, 4)
 BETAS, MENDED = (0.1, 0.3, 1.0), 0.3  # MENDED: the one with pairs of equal length
 STEPS, LOOKS = 90, (15, 30, 60, 90)
 RATE, REWARD_RATES, PAIRS_PER_STEP = 1e-4, (5e-4, 2e-3), 16
-PROMPTS, DRAWS = 600, 8  # to train on
+PROMPTS, HELD_PROMPTS, DRAWS = 600, 50, 8  # to make pairs of
 HELD_OUT, POOL = 160, 16  # to measure with
 LONGEST = 16  # tokens of an answer, and of a prompt
 
@@ -113,11 +117,18 @@ class Clauses:
                 found.append(prompt)
         return found
 
-    def draw(self, model, prompts: list[list[int]], n: int, seed: int) -> list[list[list[int]]]:
+    def draw(
+        self,
+        model,
+        prompts: list[list[int]],
+        n: int,
+        seed: int,
+        first: int = 0,  # number of the first prompt: its draws are the same alone and in a longer list
+    ) -> list[list[list[int]]]:
         "n answers to each prompt, at temperature 1: up to a mark, it included."
         rows = [
             Row(prompt, torch.Generator().manual_seed(1_000_003 * seed + n * i + k))
-            for i, prompt in enumerate(prompts)
+            for i, prompt in enumerate(prompts, first)
             for k in range(n)
         ]
         for first in range(0, len(rows), 512):
@@ -256,7 +267,7 @@ def best_of(base, folder, seed, preferences, measure, token: int) -> dict:
         table.append(by)
     rows = []
     for n in (1, 2, 4, 8, 16):
-        row = dict(n=n, kl_bound=round(math.log(n) - (n - 1) / n, 4))
+        row = dict(n=n, kl_bound=round(best_of_kl(n), 4))
         for name in ("proxy", "truth", "words"):
             means = [expected_best(torch.tensor(t["reward"]), torch.tensor(t[name]), n) for t in table]
             row[name] = round(statistics.fmean(means), 4)
@@ -279,7 +290,7 @@ def run_clauses(base: str, only: list[int], keep: Path) -> dict:
 
     with tempfile.TemporaryDirectory() as folder:
         for seed in only:
-            prompts = clauses.prompts(corpus.train, PROMPTS + 50, seed)
+            prompts = clauses.prompts(corpus.train, PROMPTS + HELD_PROMPTS, seed)
             answers = clauses.draw(start, prompts, DRAWS, seed)
             measure = None
             for same in (False, True):
@@ -304,6 +315,23 @@ def run_clauses(base: str, only: list[int], keep: Path) -> dict:
                 if not same:
                     args = base, folder, seed, learned, measure, tokenizer.eot
                     once(f"best of n {seed}", partial(best_of, *args))
+    return found
+
+
+def run_length(base: str, seeds: list[int]) -> list[dict]:
+    "Held-out pairs of the clauses that are ranked right by who is shorter; a tie counts half."
+    start, tokenizer, _ = open_model(base)
+    start.eval()
+    clauses, corpus, found = Clauses(tokenizer), load_corpus("sotu"), []
+    for seed in seeds:
+        prompts = clauses.prompts(corpus.train, PROMPTS + HELD_PROMPTS, seed)[PROMPTS:]
+        answers = clauses.draw(start, prompts, DRAWS, seed, first=PROMPTS)
+        held = clauses.pairs(prompts, answers, proxy, seed)
+        row = dict(seed=seed, pairs=len(held))
+        for unit, length in dict(tokens=len, words=lambda ids: len(words_of(clauses.decode(ids)))).items():
+            row[unit] = round(statistics.fmean(beats(length(r), length(c)) for _, c, r in held), 4)
+        found.append(row)
+        print(row, flush=True)
     return found
 
 
@@ -361,25 +389,29 @@ def main():
     )
     parser.add_argument("--base", default="", help="a run of the preset laptop; empty: it is trained first")
     parser.add_argument("--chat", default="", help="a run of python -m tinygpt.finetune, for the tasks")
-    parser.add_argument("--parts", nargs="+", default=["clauses"], choices=["clauses", "tasks", "trl"])
+    parser.add_argument(
+        "--parts", nargs="+", default=["clauses"], choices=["clauses", "length", "tasks", "trl"]
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--keep", default="", help="a file for what is done already")
     parser.add_argument("--save", action="store_true", help="write results/prefer.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if not args.base and "clauses" in args.parts:
+    if not args.base and {"clauses", "length"} & set(args.parts):
         args.base = str(train(preset("laptop")).run)
     try:
         result = load("prefer") if args.save else {}
     except FileNotFoundError:
         result = {}
-    result = {name: result[name] for name in ("clauses", "tasks", "trl") if name in result}
+    result = {name: result[name] for name in ("clauses", "length", "tasks", "trl") if name in result}
     about = dict(rate=RATE, reward_rates=REWARD_RATES, pairs_per_step=PAIRS_PER_STEP, prompts=PROMPTS)
     result["settings"] = dict(steps=STEPS, looks=LOOKS, betas=BETAS, mended=MENDED, **about)
     result["seeds"] = args.seeds
     if "clauses" in args.parts:
         keep = Path(args.keep or Path(tempfile.gettempdir()) / "tinygpt-prefer-clauses.json")
         result["clauses"] = run_clauses(args.base, args.seeds, keep)
+    if "length" in args.parts:
+        result["length"] = run_length(args.base, args.seeds)
     if "tasks" in args.parts:
         result["tasks"] = run_tasks(args.chat, args.seeds)
     if "trl" in args.parts and find_spec("trl"):

@@ -51,11 +51,14 @@ def losses(folder) -> list[float]:
     return [line["loss"] for line in read_metrics(folder) if "loss" in line]
 
 
-def test_a_run_on_a_file_of_pairs_goes_on_from_its_folder_alone(place):
+def test_a_run_on_a_file_of_pairs_goes_on_from_its_folder_alone(place, capsys):
     folder, tiny = place
     assert main(["chat", *tiny, "--schedule", "constant"]) == 0
     assert main(["chat", *tiny, "--schedule", "constant", "--name", "again", "--max-steps", "2"]) == 0
     (folder / "pairs.jsonl").unlink()
+    for flag, value in (("--beta", "0.9"), ("--kind", "reward"), ("--data", "one.jsonl")):
+        assert main(["--resume", "runs/again", "--max-steps", "4", flag, value]) == 2
+        assert f"leave {flag} out" in capsys.readouterr().err
     assert main(["--resume", "runs/again", "--max-steps", "4"]) == 0
     whole, again = losses(folder / "runs/chat-prefer"), losses(folder / "runs/again")
     assert whole == again and len(whole) == 4 and whole[0] == pytest.approx(0.6931, abs=1e-3)
@@ -114,6 +117,7 @@ def test_the_recipe_takes_the_runs_own_settings_and_few_careful_steps(place):
         (["chat", "--batch-size", "5"], "batch_size = 5 splits a pair"),
         (["chat", "--micro-batch-size", "3"], "micro_batch_size = 3 splits a pair"),
         (["chat", "--beta", "0"], "beta = 0.0"),
+        (["chat", "--beta", "inf"], "beta = inf"),
         (["chat", "--draws", "1"], "draws = 1"),
         (["chat", "--block-size", "4"], "the context 4"),
     ],

@@ -63,8 +63,6 @@ def test_rows_hold_prompt_and_answer_and_targets_only_the_answer():
         [none, 9, none, none],
         [none, 10, 11, none],
     ]
-    wider, _ = pair_rows([([1, 2, 3], [4, 5], [6])], width=7)
-    assert wider.shape == (2, 7) and wider[0].tolist() == [1, 2, 3, 4, 0, 0, 0]
 
 
 def test_log_probabilities_are_those_of_transformers():

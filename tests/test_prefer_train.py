@@ -198,7 +198,9 @@ def test_a_hash_of_weights_sees_one_bit_and_no_change_of_mode():
         (dict(pairs=[([1] * 9, [2] * 9, [3])]), "pair 0 has 17 tokens, the context 16"),
         (dict(pairs=[]), "there are no pairs"),
         (dict(held_out=[]), "none to hold out"),
+        (dict(held_out=[([1], [2], [2])]), "held-out pair 0 has the same answer twice"),
         (dict(beta=0.0), "beta = 0.0"),
+        (dict(beta=math.inf), "beta = inf"),
     ],
 )
 def test_pairs_that_teach_nothing_are_refused_before_work_starts(config, change, sentence):
@@ -215,7 +217,7 @@ def test_a_batch_that_splits_a_pair_is_refused(config, rows, micro, sentence):
     with pytest.raises(UserError, match=f"{sentence} splits a pair"):
         train(config, progress="none", objective=dpo_objective(LEARN))
     assert "for each of 4 processes" in batch_problems(12, None, world_size=4)[0]
-    assert batch_problems(16, 4, world_size=4) == LEARN.problems(16, 16, 4, world_size=4) == []
+    assert batch_problems(16, 4, world_size=4) == LEARN.problems(16) == []
 
 
 def test_without_a_model_to_begin_with_there_is_no_reference(config):

@@ -50,11 +50,10 @@ def answer_logps(
 
 def pair_rows(
     pairs: list[tuple[list[int], list[int], list[int]]],  # ids of prompt, chosen and rejected answer
-    width: int | None = None,  # tokens of a row; None: those of the longest
-) -> tuple[torch.Tensor, torch.Tensor]:  # (2 P, width) int64 each: inputs and targets
+) -> tuple[torch.Tensor, torch.Tensor]:  # (2 P, T) int64 each: inputs and targets; T is the longest row's
     "Rows 2i and 2i + 1 are the chosen and the rejected answer of pair i. Padding is on the right."
     rows = [(prompt, answer) for prompt, *both in pairs for answer in both]
-    width = width or max(len(prompt) + len(answer) for prompt, answer in rows) - 1
+    width = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
     x = torch.zeros(len(rows), width, dtype=torch.int64)
     targets = torch.full_like(x, -100)
     for i, (prompt, answer) in enumerate(rows):

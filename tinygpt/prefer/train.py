@@ -9,6 +9,7 @@ __all__ = ['Preferences', 'batch_problems', 'open_reference', 'reference_logps',
 # %% ../../nbs/more/23_prefer_train.ipynb #imports
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,30 +36,27 @@ class Preferences:
     def problems(
         self,
         block_size: int,  # the model's context
-        batch_size: int,  # rows of the global batch
-        micro_batch_size: int | None,
-        world_size: int = 1,
     ) -> list[str]:
-        "Everything that is wrong, each as a sentence."
-        return list(_problems(self, block_size, batch_size, micro_batch_size, world_size))
+        "What is wrong, each as a sentence; of several bad pairs the first."
+        problems = []
+        if not self.pairs or not self.held_out:
+            problems.append("there are no pairs, or none to hold out: bring more of them")
+        if not 0 < self.beta < math.inf:
+            problems.append(f"beta = {self.beta}: the price of a nat, such as 0.1, is above 0 and finite")
+        for name, pairs in (("pair", self.pairs), ("held-out pair", self.held_out)):
+            for i, pair in enumerate(pairs):
+                if problem := _pair_problem(*pair, block_size):
+                    return [*problems, f"{name} {i} {problem}"]
+        return problems
 
 
-def _problems(self, block_size, batch_size, micro_batch_size, world_size):
-    if not self.pairs or not self.held_out:
-        yield "there are no pairs, or none to hold out: bring more of them"
-    if not self.beta > 0:
-        yield f"beta = {self.beta}: the price of a nat, such as 0.1, is above 0"
-    for i, (prompt, chosen, rejected) in enumerate([*self.pairs, *self.held_out]):
-        if not (prompt and chosen and rejected):
-            yield f"pair {i} has an empty prompt or answer: leave it out"
-        elif chosen == rejected:
-            yield f"pair {i} has the same answer twice: nothing can be learned from it, leave it out"
-        elif (n := len(prompt) + max(len(chosen), len(rejected)) - 1) > block_size:
-            yield f"pair {i} has {n} tokens, the context {block_size}: shorten it"
-        else:
-            continue
-        break
-    yield from batch_problems(batch_size, micro_batch_size, world_size)
+def _pair_problem(prompt, chosen, rejected, block_size) -> str | None:
+    if not (prompt and chosen and rejected):
+        return "has an empty prompt or answer: leave it out"
+    if chosen == rejected:
+        return "has the same answer twice: nothing can be learned from it, leave it out"
+    n = len(prompt) + max(len(chosen), len(rejected)) - 1
+    return f"has {n} tokens, the context {block_size}: shorten it" if n > block_size else None
 
 
 def batch_problems(
@@ -113,8 +111,8 @@ class PairLoader:
 
     def __init__(self, run: Run, preferences: Preferences):
         d, world = run.config.data, run.world
-        sizes = run.config.model.block_size, d.batch_size, d.micro_batch_size, world.world_size
-        if problems := preferences.problems(*sizes):
+        problems = preferences.problems(run.config.model.block_size)
+        if problems := [*problems, *batch_problems(d.batch_size, d.micro_batch_size, world.world_size)]:
             raise UserError("; ".join(problems))
         self.run, self.preferences = run, preferences
         self.n, self.pairs_per_step = len(preferences.pairs), d.batch_size // 2
