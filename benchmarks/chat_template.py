@@ -12,7 +12,6 @@ for another one" is refuted if the seeds' shares differ by more than their inter
 """
 
 import argparse
-import statistics
 import time
 
 import data_machine
@@ -64,7 +63,7 @@ def prompt_with(tokenizer, messages, user="", assistant="", after="", end=1, sta
 
 def train(seed: int, steps: int = 240, T: int = 160):
     "Chapter 25's model: (model, tokenizer)."
-    text = "\n".join(m["content"] for s in STATES for m in exchange(s))
+    text = "\n".join(" ".join(m["content"] for m in exchange(s)) for s in STATES)
     tokenizer = chat_tokenizer(BPETokenizer.train(text * 3, 400))
     generator = torch.Generator().manual_seed(seed)
 
@@ -87,14 +86,14 @@ def train(seed: int, steps: int = 240, T: int = 160):
     return model.eval(), tokenizer
 
 
-def exact(model, tokenizer, prompts, answers, most: int) -> int:
-    "How many of the prompts are answered exactly."
+def written(model, tokenizer, prompts, most: int) -> list[str]:
+    "The greedy answers, without white space around them."
     rows = generate_batch(model, prompts, most, temperature=0, eot=tokenizer.ends)
-    return sum(tokenizer.decode(new).strip() == answer for new, answer in zip(rows, answers))
+    return [tokenizer.decode(new).strip() for new in rows]
 
 
 def capitals(seed: int) -> dict:
-    "Right answers of one seed under each template."
+    "(exact answers, answers that name the capital) of one seed under each template."
     model, tokenizer = train(seed)
     asked = [
         [*exchange(STATES[i - 2]), *exchange(STATES[i - 1]), exchange(s)[0]] for i, s in enumerate(STATES)
@@ -103,7 +102,9 @@ def capitals(seed: int) -> dict:
     found = {}
     for name, slip in SLIPS.items():
         prompts = [prompt_with(tokenizer, messages, **slip) for messages in asked]
-        found[name] = exact(model, tokenizer, prompts, answers, 30)
+        texts = written(model, tokenizer, prompts, 30)
+        exact = sum(text == answer for text, answer in zip(texts, answers))
+        found[name] = exact, sum(CAPITAL[state] in text for state, text in zip(STATES, texts))
     return found
 
 
@@ -116,7 +117,8 @@ def fine_tuned(place: str, n: int) -> dict:
     found = {"run": place, "questions": n}
     for name, slip in SLIPS.items():
         prompts = [prompt_with(tokenizer, e.messages, **slip) for e in examples]
-        found[name] = exact(model, tokenizer, prompts, [e.answer for e in examples], 40)
+        texts = written(model, tokenizer, prompts, 40)
+        found[name] = sum(text == e.answer for text, e in zip(texts, examples))
         print(place, name, found[name], flush=True)
     return found
 
@@ -135,8 +137,8 @@ if __name__ == "__main__":
         by_seed.append(capitals(seed))
         print(seed, by_seed[-1], flush=True)
     rows = [
-        {"template": name, "right": [each[name] for each in by_seed], "of": len(STATES)}
-        | {"mean_percent": 100 * statistics.mean(each[name] for each in by_seed) / len(STATES)}
+        {"template": name, "of": len(STATES)}
+        | {"right": [each[name][0] for each in by_seed], "named": [each[name][1] for each in by_seed]}
         for name in SLIPS
     ]
     runs = [fine_tuned(place, args.questions) for place in args.runs]

@@ -123,7 +123,7 @@ def test_a_port_that_is_taken_is_told(run, monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(module, "serve", lambda *_: pytest.fail("it was served"))
         assert call(monkeypatch, run, "--serve", "--port", taken.getsockname()[1]) == 2
-    assert "another --port" in capsys.readouterr().err
+    assert "another --host or --port" in capsys.readouterr().err
 
 
 def test_serve_gets_the_model_under_the_runs_name(run, monkeypatch):

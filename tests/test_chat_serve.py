@@ -199,6 +199,11 @@ BAD = [
     ({"messages": HI, "n": 3}, "n = 3", "n", 400),
     ({"messages": HI, "stop": ["a"] * 5}, "up to four", "stop", 400),
     ({"messages": HI, "stop": [""]}, "none of them empty", "stop", 400),
+    ({"messages": HI, "stop": "a" * 1001}, "longer than 1000", "stop", 400),
+    ({"messages": HI, "stream_options": "x"}, "stream_options: give an object", "stream_options", 400),
+    ({"messages": HI, "frequency_penalty": 0.5}, "is not supported", "frequency_penalty", 400),
+    ({"messages": HI, "response_format": {"type": "json_object"}}, "not supported", "response_format", 400),
+    ({"messages": HI, "min_p\ud800": 1}, "is not supported", "'min_p\\ud800'", 400),
     ({"messages": HI, "stream": "yes"}, "stream: give true or false", "stream", 400),
     ({"messages": HI, "tools": [{}]}, "tools is not supported", "tools", 400),
     ({"messages": HI, "logprobs": True}, "logprobs is not supported", "logprobs", 400),
@@ -333,6 +338,8 @@ def test_the_work_ends_when_the_client_leaves(engine, stream):
         (dict(content=b"{}"), 415, "application/json"),
         (dict(json={"messages": "x" * 1_000_001}), 413, "1,000,000 bytes"),
         (dict(json={"messages": HI}, headers={"host": "evil.example"}), 403, "'evil.example'"),
+        (dict(json={"messages": HI, "stream": True, "stream_options": [1]}), 400, "stream_options"),
+        (dict(content=b'{"\\ud800": 1}', headers={"content-type": "application/json"}), 400, "not supported"),
         (dict(json={"messages": HI, "model": "other"}), 404, "this server has tiny"),
         (dict(json={"messages": [{"content": "Hi"}]}), 400, "has no role"),
     ],
@@ -347,7 +354,8 @@ def test_other_addresses_and_methods_have_the_form_too(engine):
     for method, path, status in (("GET", CHAT, 405), ("GET", "/v2", 404), ("POST", "/v1/models", 405)):
         answer = call(engine, method, path)
         assert answer.status_code == status and "/v1/models" in answer.json()["error"]["message"]
-    assert call(engine, "GET", "/", headers={"host": "localhost:8000"}).status_code == 200
+    for host in ("localhost:8000", "LOCALHOST"):
+        assert call(engine, "GET", "/", headers={"host": host}).status_code == 200
     assert call(engine, "GET", "/", headers={"host": "[::1]:8000"}).status_code == 403
 
 
@@ -407,7 +415,7 @@ def test_openais_client_talks_to_it(engine):
 def test_a_port_that_is_taken_is_one_sentence():
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
-        with pytest.raises(UserError, match="give another --port"):
+        with pytest.raises(UserError, match="give another --host or --port"):
             bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(UserError, match="cannot listen"):
         bind("203.0.113.7", 0)

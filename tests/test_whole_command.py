@@ -3,11 +3,13 @@
 import importlib
 import json
 import math
+import os
 import random
+import re
 import statistics
+import sys
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +25,7 @@ from tinygpt.tokenizer import ByteTokenizer
 def test_each_run_begins_with_the_one_before_and_takes_its_own_flags(tmp_path):
     options = whole.Options(out=str(tmp_path), preset="gpt2", rewards="--max-steps 5 --tasks 'add' sort")
     stages = whole.stages_of(options)
-    assert [stage.start for stage in stages] == [["gpt2"]] + [[str(s.folder)] for s in stages[:-1]]
+    assert [stage.start for stage in stages] == ["gpt2"] + [str(s.folder) for s in stages[:-1]]
     assert [stage.module.split(".")[1] for stage in stages] == ["train", "finetune", "prefer", "reinforce"]
     assert stages[-1].words("new")[-5:] == ["--max-steps", "5", "--tasks", "add", "sort"]
     with pytest.raises(UserError, match='base = "it\'s" is no list of flags'):
@@ -34,9 +36,7 @@ def test_each_run_begins_with_the_one_before_and_takes_its_own_flags(tmp_path):
 def ran(monkeypatch):
     "The commands that were run; none of them does anything, and all succeed."
     commands = []
-    monkeypatch.setattr(
-        whole.subprocess, "run", lambda words: commands.append(words[1:]) or SimpleNamespace(returncode=0)
-    )
+    monkeypatch.setattr(whole, "run_command", lambda words: commands.append(words[1:]) or 0)
     return commands
 
 
@@ -62,7 +62,7 @@ def test_several_processes_go_through_torchrun(tmp_path, ran):
 
 
 def test_a_command_that_fails_ends_the_process_in_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(whole.subprocess, "run", lambda words: SimpleNamespace(returncode=2))
+    monkeypatch.setattr(whole, "run_command", lambda words: 2)
     with pytest.raises(UserError, match="base ended with status 2: .* the same command again"):
         whole.run_stage(whole.stages_of(whole.Options(out=str(tmp_path)))[0])
 
@@ -148,9 +148,9 @@ def test_the_whole_process_in_small_stops_goes_on_and_ends_with_a_page(tmp_path,
         _, _, module, *argv = command
         modules.append(module)
         place = module if module == "tinygpt.train" else f"{module}.__main__"
-        return SimpleNamespace(returncode=importlib.import_module(place).main(argv) or 0)
+        return importlib.import_module(place).main(argv) or 0
 
-    monkeypatch.setattr(whole.subprocess, "run", in_this_process)
+    monkeypatch.setattr(whole, "run_command", in_this_process)
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
     tiny = "--n-layer 1 --n-head 1 --n-embd 8 --block-size 512 --batch-size 2 --no-compressors"
     flags = [
@@ -166,7 +166,10 @@ def test_the_whole_process_in_small_stops_goes_on_and_ends_with_a_page(tmp_path,
         capsys.readouterr().out
     )
     monkeypatch.undo()
-    monkeypatch.setattr(whole.subprocess, "run", in_this_process)
+    monkeypatch.setattr(whole, "run_command", in_this_process)
+    results = tmp_path / "out/results.json"
+    spent = json.loads(results.read_text())["base"]["seconds"]
+    assert spent > 0  # also of a run that was stopped
     modules.clear()
     assert whole.main(argv) == 0, capsys.readouterr().err
     assert modules == ["tinygpt.finetune", "tinygpt.prefer", "tinygpt.reinforce"]  # base was done
@@ -180,3 +183,20 @@ def test_the_whole_process_in_small_stops_goes_on_and_ends_with_a_page(tmp_path,
     monkeypatch.setattr(whole, "sit_exam", None)  # nothing is measured again
     assert whole.main(argv) == 0 and not modules
     assert Path(tmp_path / "out/report.md").read_text() == page
+    assert json.loads(results.read_text())["base"]["seconds"] < spent + 1  # nor is anything made again
+
+    capsys.readouterr()
+    for flags, told in (
+        (["--seed", "2"], "base: .*base was made with '--seed 1337 .* and '--seed 2 .*remove this run"),
+        (["--preset", "gpt2"], "base: .*base was made with 'laptop', and 'gpt2' is asked for"),
+        (["--rewards=--max-steps 9"], "rewards: .*rewards was made with .* another --out"),
+    ):
+        assert whole.main([*argv, *flags]) == 2 and not modules
+        assert re.search(told, capsys.readouterr().err)
+    assert Path(tmp_path / "out/report.md").read_text() == page
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
+def test_ctrl_c_waits_until_the_command_has_saved():
+    saves = "import os, signal, sys, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(1); sys.exit(7)"
+    assert whole.run_command([sys.executable, "-c", saves]) == 7

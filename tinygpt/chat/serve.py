@@ -272,7 +272,9 @@ _NUMBERS = {
     "seed": ((int,), -(2**63), 2**63 - 1),
     "n": ((int,), 1, 1),
 }
-_UNKNOWN = ("tools", "functions", "logprobs", "top_logprobs", "logit_bias", "audio", "modalities")
+# what else a body may have: read below, or of no effect on an answer without tools
+_OTHERS = {"messages", "model", "stop", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
+_OTHERS |= {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 
 
 def _numbers(body: dict) -> dict:
@@ -283,7 +285,8 @@ def _numbers(body: dict) -> dict:
         if value is None:
             continue
         if type(value) not in types or not low <= value <= high:
-            raise BadRequest(f"{name} = {value!r}: give a number from {low} to {high}", name)
+            wanted = f"a number from {low} to {high}" if low < high else f"{low}, or leave it out"
+            raise BadRequest(f"{name} = {value!r}: give {wanted}", name)
         found[name] = value
     return found
 
@@ -310,16 +313,21 @@ def read_request(
     if names and body.get("model") is not None and body["model"] not in names:
         known = f"this server has {', '.join(names)}"
         raise BadRequest(f"model = {body['model']!r} is not here: {known}", "model", "model_not_found", 404)
-    for name in _UNKNOWN:
-        if body.get(name):
-            raise BadRequest(f"{name} is not supported here: leave it out", name, "unsupported_parameter")
+    for name in body.keys() - _NUMBERS.keys() - _OTHERS:
+        if body[name]:
+            told = name if name.isidentifier() else repr(name)
+            raise BadRequest(f"{told} is not supported here: leave it out", told, "unsupported_parameter")
     numbers = _numbers(body)
     stop = body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(s, str) and s for s in stop):
-        raise BadRequest("stop: give a string, or up to four, none of them empty", "stop")
+    sound = isinstance(stop, list) and all(isinstance(s, str) and 0 < len(s) <= 1000 for s in stop)
+    if not sound or len(stop) > 4:  # each token is compared with every beginning of each of them
+        told = "give a string, or up to four, none of them empty or longer than 1000 characters"
+        raise BadRequest(f"stop: {told}", "stop")
     if type(body.get("stream", False)) not in (bool, type(None)):
         raise BadRequest("stream: give true or false", "stream")
+    if not isinstance(body.get("stream_options"), dict | None):
+        raise BadRequest('stream_options: give an object such as {"include_usage": true}', "stream_options")
 
     messages = body.get("messages")
     if isinstance(messages, list):
@@ -383,7 +391,7 @@ class Front:
 
     def check_host(self, http) -> None:
         "BadRequest for a request that was sent to another name than this machine's."
-        host = http.headers.get("host", "")
+        host = http.headers.get("host", "").lower()
         bare = host[: host.rfind("]") + 1] if host.startswith("[") else host.split(":")[0]
         if self.hosts and bare not in self.hosts:
             raise BadRequest(f"host {bare!r} is not this server: use 127.0.0.1 or localhost", status=403)
@@ -596,9 +604,8 @@ async function post() {
 
 async function ask(text) {
   add("user", "You", text)
-  const before = messages
+  const before = messages, own = control = new AbortController()
   messages = [...messages, { role: "user", content: text }]
-  control = new AbortController()
   busy(true)
   let body = null, said = "", rest = ""
   try {
@@ -620,8 +627,9 @@ async function ask(text) {
     }
     if (!said.trim()) add("note", "", "The model said nothing.")
   } catch (error) {
-    add("note", "", error.name === "AbortError" ? "Stopped." : "Error: " + error.message)
+    if (control === own) add("note", "", error.name === "AbortError" ? "Stopped." : "Error: " + error.message)
   }
+  if (control !== own) return // a new chat has begun meanwhile
   messages = said.trim() ? [...messages, { role: "assistant", content: said }] : before
   control = null
   busy(false)
@@ -643,7 +651,14 @@ $("text").onkeydown = event => {
 }
 document.onkeydown = event => { if (event.key === "Escape") control?.abort() }
 $("stop").onclick = () => control?.abort()
-$("new").onclick = () => { control?.abort(); messages = []; $("log").replaceChildren(); $("text").focus() }
+$("new").onclick = () => {
+  control?.abort()
+  control = null
+  messages = []
+  busy(false)
+  $("log").replaceChildren()
+  $("text").focus()
+}
 fetch("/v1/models").then(r => r.json()).then(r => { $("name").textContent = r.data[0].id })
 </script>
 </body>
@@ -673,7 +688,9 @@ def bind(
     except (OSError, OverflowError) as error:
         listener.close()
         told = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot listen on {host}, port {port} ({told}): give another --port") from None
+        raise UserError(
+            f"cannot listen on {host}, port {port} ({told}): give another --host or --port"
+        ) from None
     return listener
 
 
