@@ -1975,8 +1975,8 @@ SLIPS = [
     Slip(
         "generate.sample",
         "sampling_probs",
-        "logits / temperature",
-        "logits * temperature",
+        "logits / max(temperature, 1e-30)",
+        "logits * max(temperature, 1e-30)",
         "hot and cold swapped",
     ),
     Slip(

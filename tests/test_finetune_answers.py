@@ -1,5 +1,6 @@
 """Fine-tuning: which tokens count, each conversation once an epoch, exact resume, answers that end."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from tinygpt.ddp.world import run_processes
 from tinygpt.finetune.answers import (
     AnswerLoader,
     ExactMatch,
+    ReplayLoader,
     answers_objective,
     ask,
     encode_conversations,
@@ -18,6 +20,7 @@ from tinygpt.finetune.answers import (
     fill_rows,
     finetune,
     lay_out,
+    replay_rows,
     write_rows,
 )
 from tinygpt.finetune.tasks import Example, make_conversations, make_examples
@@ -281,6 +284,70 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_and_asks_at_each_validation(chat
     again = finetune(chat_config, TALK, examples, packed=False, resume=True, progress="none")
     assert torch.equal(weights(whole.model), weights(again.model))
     assert again.losses == whole.losses[-len(again.losses) :] and again.steps == 6
+
+
+class Counting:
+    "A loader of rows of text that count up, as long as the model's rows."
+
+    def __init__(self):
+        self.next, self.closed = 0, False
+
+    def __next__(self):
+        x = torch.arange(self.next, self.next + T).repeat(2, 1)
+        self.next += 1
+        return x, x + 1
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_old_text_stands_below_the_answers_and_all_of_it_counts(packed):
+    both, alone = ReplayLoader(loader(packed=packed), Counting()), loader(packed=packed)
+    for first in range(3):
+        (x, y), (answers_x, answers_y) = next(both), next(alone)
+        width = answers_x.shape[1]
+        assert torch.equal(x[:4], answers_x) and torch.equal(y[:4], answers_y)
+        assert x[4:].tolist() == [list(range(first, first + width))] * 2
+        assert torch.equal(y[4:], x[4:] + 1)
+    state = both.state_dict()
+    expected = next(both)
+    again = ReplayLoader(loader(packed=packed), Counting())
+    again.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(next(again), expected))
+    again.close()
+    assert again.text.closed
+
+
+@pytest.mark.parametrize(
+    "replay, rows, world, old", [(0.0, 8, 2, 0), (0.25, 8, 2, 2), (0.25, 6, 2, 2), (0.1, 4, 1, 0)]
+)
+def test_every_process_gets_as_many_rows_of_old_text(replay, rows, world, old):
+    assert replay_rows(replay, rows, world) == old
+
+
+@pytest.mark.parametrize("replay", [1.0, 0.99, -0.1, float("nan")])
+def test_a_batch_without_answers_is_refused(replay):
+    with pytest.raises(UserError, match="replay = .*give a part of the 8 rows, such as 0.25"):
+        replay_rows(replay, 8, 1)
+
+
+def test_a_run_with_old_text_goes_on_exactly_and_forgets_less(chat_config):
+    chat_config.optim = replace(chat_config.optim, max_steps=30, learning_rate=3e-3)
+    chat_config.eval = replace(chat_config.eval, save_every=10)
+    whole = finetune(chat_config, TALK, replay=0.5, progress="none")
+    for late in sorted((whole.run / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(late)
+    again = finetune(chat_config, TALK, replay=0.5, resume=True, progress="none")
+    assert torch.equal(weights(whole.model), weights(again.model))
+    without = finetune(chat_config, TALK, overwrite=True, progress="none")
+    assert whole.val.bits_per_byte < without.val.bits_per_byte - 0.5
 
 
 def test_a_base_model_and_spread_weights_are_refused_before_anything_is_written(config, chat_config):

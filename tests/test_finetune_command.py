@@ -137,6 +137,7 @@ NO_ANSWER = {"messages": [{"role": "user", "content": "Hi"}]}
         ([{"prompt": "a", "completion": "b"}], "--questions -1", "questions = -1: choose 0 or more"),
         ([{"prompt": "a", "completion": "b"}], "--learning_rte 1", "--learning_rte is not a setting"),
         ([{"prompt": "a", "completion": "b"}], "--batch-size 0", "batch_size"),
+        ([{"prompt": "a", "completion": "b"}], "--replay 1", "replay = 1.0: give a part of the 32 rows"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_written(base, tmp_path, capsys, lines, flags, named):

@@ -76,7 +76,7 @@ def test_top_p_keeps_the_smallest_set_that_holds_p():
         torch.testing.assert_close(got[:kept], probs[:kept] / probs[:kept].sum())
 
 
-@pytest.mark.parametrize("temperature", [1e-40, 1e-6])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6])
 def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
     logits = torch.tensor([[3.0, 2.9, -5.0], [-4.0, -4.0, -9.0]])
     probs = sampling_probs(logits, temperature)

@@ -1,6 +1,7 @@
 """`python -m tinygpt.prefer`: pairs from a file or the tasks, a run that goes on, bad input."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -63,6 +64,13 @@ def test_a_run_on_a_file_of_pairs_goes_on_from_its_folder_alone(place, capsys):
     whole, again = losses(folder / "runs/chat-prefer"), losses(folder / "runs/again")
     assert whole == again and len(whole) == 4 and whole[0] == pytest.approx(0.6931, abs=1e-3)
     assert json.loads((folder / "runs/again/objective.json").read_text())["settings"]["kind"] == "dpo"
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_begun_again(place):
+    folder, tiny = place
+    assert main(["chat", *tiny]) == 0
+    shutil.rmtree(folder / "runs/chat-prefer/checkpoints")
+    assert main(["chat", *tiny, "--overwrite"]) == 0
 
 
 def test_a_reward_model_is_one_flag_away(place):

@@ -82,15 +82,22 @@ def test_solved_questions_are_of_the_task_fit_the_room_and_hold_nothing_of_the_t
     assert tokenizer.decode(longest).count("Question:") == 1
 
 
-def test_a_base_model_ends_with_the_line_and_a_chat_where_it_ends():
+def test_a_base_answers_with_its_first_line_and_a_chat_with_its_turn():
     base = ByteTokenizer()
     model = GPT(GPTConfig.llama(vocab_size=257, block_size=256, n_layer=1, n_head=1, n_embd=8))
     examples = make_examples(3, 0, "test")
     exam = whole.exam_for(model, base, examples)
-    assert exam.ends == {base.eot, ord("\n")} and max(map(len, exam.prompts)) <= 256 - exam.room
+    assert max(map(len, exam.prompts)) <= 256 - exam.room
+
+    def answer(exam, tokenizer, said, finish="length"):
+        return exam.answer(tokenizer, Answer([0], new=tokenizer.encode(said), finish=finish))
+
+    assert answer(exam, base, "\n\n 12 \nQuestion") == "12 " and answer(exam, base, "12") is None
+    assert answer(exam, base, "12", "end") == "12" and answer(exam, base, "\n") is None
     chat = chat_tokenizer(base)
     exam = whole.exam_for(model, chat, examples)
-    assert exam.ends == chat.ends
+    ended = Answer([0], new=[*chat.encode("1\n2"), chat.special["<|end|>"]], finish="end")
+    assert exam.answer(chat, ended) == "1\n2" and answer(exam, chat, "1\n2") is None
     assert exam.prompts[0] == render(chat, examples[0].messages, add_generation_prompt=True)[0]
 
 

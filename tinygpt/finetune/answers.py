@@ -279,8 +279,8 @@ def replay_rows(
     world_size: int,  # processes, each of which gets as many of them
 ) -> int:
     "How many rows of the batch are old text. UserError where none would be left for answers."
-    rows = world_size * round(replay * batch_size / world_size)
-    if not 0 <= replay < 1 or rows >= batch_size > 0:
+    rows = world_size * round(replay * batch_size / world_size) if 0 <= replay < 1 else batch_size
+    if rows >= batch_size > 0:
         raise UserError(f"replay = {replay}: give a part of the {batch_size} rows, such as 0.25")
     return rows
 

@@ -48,7 +48,7 @@ def sampling_probs(
         return torch.nn.functional.one_hot(likeliest(logits), logits.shape[-1]).float()
     # so that a tiny temperature cannot turn the largest into infinity
     logits = logits - _largest(logits)[..., None]
-    ranked, order = (logits / temperature).sort(dim=-1, descending=True, stable=True)
+    ranked, order = (logits / max(temperature, 1e-30)).sort(dim=-1, descending=True, stable=True)
     if 0 < top_k < ranked.shape[-1]:
         ranked[..., top_k:] = -torch.inf
     probs = ranked.softmax(-1)
@@ -331,7 +331,7 @@ def split_at_stop(
     if complete:
         _, begin = min(complete)
         return text[:begin], None
-    waits = [n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])]
+    waits = [n for s in stop for n in range(1, min(len(s), len(text) + 1)) if text.endswith(s[:n])]
     shown = len(text) - max(waits, default=0)
     return text[:shown], text[shown:]
 

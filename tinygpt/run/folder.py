@@ -63,6 +63,7 @@ def _who_has(folder: Path, owner: Path) -> str:
 FILES = (
     "config.json",
     "objective.json",
+    "pairs.json",
     "metrics.jsonl",
     "log.txt",
     "samples.txt",

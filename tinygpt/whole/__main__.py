@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GO_ON', 'PROMPTS', 'Options', 'Stage', 'stages_of', 'state_of', 'run_command', 'check_made', 'run_stage',
-           'few_shot_ids', 'line_ends', 'Exam', 'exam_for', 'sit_exam', 'answer_prompts', 'difference', 'table_of',
-           'verdict', 'picture_of', 'write_page', 'measure_stage', 'run_all', 'main']
+           'few_shot_ids', 'Exam', 'exam_for', 'sit_exam', 'answer_prompts', 'difference', 'table_of', 'verdict',
+           'picture_of', 'write_page', 'measure_stage', 'run_all', 'main']
 
 # %% ../../nbs/more/25_whole_command.ipynb #imports
 import json
@@ -25,6 +25,7 @@ from ..evaluate.tasks import pass_at_k, wilson_interval
 from ..finetune.answers import write_rows
 from ..finetune.tasks import TASKS, Example, is_right, make_examples
 from ..finetune.template import is_chat, render
+from ..generate.sample import Row
 from ..generate.text import text_rows
 from ..model import GPT
 from ..precision import choose_device
@@ -176,20 +177,20 @@ def few_shot_ids(
         shown = shown[1:]
 
 
-def line_ends(
-    tokenizer: Tokenizer,
-) -> set[int]:
-    "The ids that end an answer of a model without turns: those with a line break in them."
-    return tokenizer.ends | {i for i, token in enumerate(tokenizer.vocab) if b"\n" in token}
-
-
 @dataclass(frozen=True)
 class Exam:
-    "Prompts for one model, and what ends its answers."
+    "Prompts for one model, and where its answers end."
 
     prompts: list[list[int]]
-    ends: set[int]
     room: int  # tokens of an answer, its end counted
+    by_line: bool = False  # an answer is the first line with text in it; else it ends with a token
+
+    def answer(self, tokenizer: Tokenizer, row: Row) -> str | None:
+        "What the row says, None where it has not ended. A base may begin with line breaks."
+        text = tokenizer.decode([i for i in row.new if i not in tokenizer.ends]).strip()
+        line, broken, _ = text.partition("\n")
+        ended = row.finish == "end" or (self.by_line and broken)
+        return (line if self.by_line else text) if ended else None
 
 
 def exam_for(
@@ -201,9 +202,9 @@ def exam_for(
     "The questions as this model can read them: in the chat template, or behind solved ones."
     if is_chat(tokenizer):
         prompts = [render(tokenizer, e.messages, add_generation_prompt=True)[0] for e in examples]
-        return Exam(prompts, tokenizer.ends, room)
+        return Exam(prompts, room)
     rng, most = random.Random(0), model.config.block_size - room
-    return Exam([few_shot_ids(tokenizer, e, most, rng) for e in examples], line_ends(tokenizer), room)
+    return Exam([few_shot_ids(tokenizer, e, most, rng) for e in examples], room, by_line=True)
 
 # %% ../../nbs/more/25_whole_command.ipynb #measure
 def sit_exam(
@@ -218,25 +219,24 @@ def sit_exam(
     right = {task: [0, 0] for task in sorted({e.task for e in examples})}
     drawn, tokens, outcomes = [], 0, []
 
-    def text(answer: Answer) -> str:
-        return tokenizer.decode([i for i in answer.new if i not in exam.ends])
+    def fine(example: Example, answer: Answer) -> bool:
+        return is_right(example, exam.answer(tokenizer, answer) or "")
 
     for first in range(0, len(examples), rows):
         part = examples[first : first + rows]
         prompts = exam.prompts[first : first + rows]
         greedy = [Answer(prompt) for prompt in prompts]
-        write_rows(model, greedy, rows, exam.room, temperature=0, ends=exam.ends)
+        write_rows(model, greedy, rows, exam.room, temperature=0, ends=tokenizer.ends)
         for example, answer in zip(part, greedy):
-            fine = answer.finish == "end" and is_right(example, text(answer))
-            right[example.task][0] += fine
+            outcomes.append(int(fine(example, answer)))
+            right[example.task][0] += outcomes[-1]
             right[example.task][1] += 1
-            outcomes.append(int(fine))
             tokens += len(answer.new)
         seeds = [1000 * (first + i) + j for i in range(len(part)) for j in range(draws)]
-        answers = draw_answers(model, prompts, draws, exam.room, exam.ends, seeds)
+        answers = draw_answers(model, prompts, draws, exam.room, tokenizer.ends, seeds)
         for i, example in enumerate(part):
             own = answers[i * draws : (i + 1) * draws]
-            drawn.append(sum(a.finish == "end" and is_right(example, text(a)) for a in own))
+            drawn.append(sum(fine(example, a) for a in own))
     passes = {f"pass@{k}": sum(pass_at_k(draws, c, k) for c in drawn) / len(drawn) for k in (1, draws)}
     return dict(right=right, outcomes=outcomes, **passes, answer_tokens=tokens / len(examples))
 
