@@ -36,7 +36,7 @@ $(VENV)/.installed-docs: settings.ini constraints.txt | $(PY)
 train: $(VENV)/.installed  ## train the default preset (about five minutes on two cores)
 	$(PY) -m tinygpt.train $(ARGS)
 
-whole: $(VENV)/.installed  ## from a text to a model one can talk to: four runs and a table (about a quarter of an hour)
+whole: $(VENV)/.installed  ## from a text to a model one can talk to: four runs and a table (about a quarter of an hour on two cores)
 	$(PY) -m tinygpt.whole $(ARGS)
 
 test: $(VENV)/.installed-dev  ## sync and clean, the tests that are not slow, the pages of up to ten seconds

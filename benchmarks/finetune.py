@@ -1,6 +1,6 @@
 """What fine-tuning on answers brings, and what it costs: the records of chapter 22.
 
-    python benchmarks/finetune.py laptop --base runs/laptop --save  # the preset, eight tasks
+    python benchmarks/finetune.py laptop --base runs/laptop --steps 500 --save  # the preset, eight tasks
     python benchmarks/finetune.py small --save                      # comparisons of ways, on a smaller model
     python benchmarks/finetune.py lora --save                       # the same for LoRA
     python benchmarks/finetune.py small --steps 3 --seeds 1         # a trial of the script itself
@@ -8,10 +8,7 @@
 Each part writes its own entry of results/finetune.json. Without --base the part `laptop` trains the preset.
 Rates are multiples of the base's own; each way gets the same grid, one seed, 200 questions for choosing. The
 rate with the most right answers is then run with three seeds and judged on 400 questions of another draw. The
-part `laptop` has two rates, and 160 questions for choosing. All wordings of questions are held out.
-
-In the record of the part `laptop` the base's answers still ended at their first line break, with which a base
-likes to begin. Since then they are judged by their first line with text in it.
+part `laptop` has three rates, and 160 questions for choosing. All wordings of questions are held out.
 
 What would refute what the chapter expects, written down before the first run:
 
@@ -23,6 +20,17 @@ What would refute what the chapter expects, written down before the first run:
 4. A lower rate forgets less: refuted if bits per byte on the addresses do not rise with the rate.
 5. LoRA at its best rate answers as many right as full fine-tuning, and forgets less: two claims, each refuted
    if the interval of the difference lies on the wrong side of 0; undecided if it holds 0.
+
+Written down after one trial with one seed, and before the runs of the part `laptop`:
+
+6. A quarter of the rows from the old text keeps what the base knew: refuted if bits per byte end more than
+   0.2 above the base's in any of three seeds.
+7. At equal steps it costs right answers: undecided if the interval of the difference over three seeds holds
+   0.
+8. No lower rate without old text does both as well: refuted if a rate of the grid has at most the bits per
+   byte of the runs with old text, and as many right answers.
+9. Whoever copies only words that were answers in training has not learned to copy: refuted if held-out words
+   are copied as often as those of training, within the intervals.
 """
 
 import argparse
@@ -41,7 +49,7 @@ from tinygpt.checkpoint_open import open_model
 from tinygpt.evaluate.score import evaluate
 from tinygpt.finetune.answers import AnswerLoader, encode_conversations, exact_match, finetune
 from tinygpt.finetune.lora import add_lora, merge_lora
-from tinygpt.finetune.tasks import TASKS, answered, is_right, make_conversations, make_examples
+from tinygpt.finetune.tasks import TASKS, Example, answered, is_right, make_conversations, make_examples
 from tinygpt.finetune.template import make_chat_base
 from tinygpt.generate.text import generate_texts
 from tinygpt.model import GPTConfig
@@ -53,6 +61,12 @@ from tinygpt.train import train
 RATES = (0.1, 0.3, 1.0, 2.0, 4.0)  # times the base's
 LORA_RATES = (0.001, 0.003, 0.01, 0.03)  # AdamW's own
 EASY = ["president", "count", "add", "sort"]  # of the part `small`
+COPIES = {  # questions about words: (are the words held out? are the wordings?)
+    "seen": (False, False),
+    "new_words": (True, False),
+    "new_wordings": (False, True),
+    "new": (True, True),
+}
 WAYS = {
     "answers": dict(train_on="answers", packed=True),
     "all": dict(train_on="all", packed=True),
@@ -81,6 +95,18 @@ def chat_base(config, folder: Path) -> str:
             train(config, progress="lines")
         make_chat_base(config.folder, start)
     return str(start)
+
+
+def about_words(new_words: bool, new_wordings: bool, n: int = 50) -> list[Example]:
+    "Questions to copy, reverse and give the last word, with words and wordings of training or held-out ones."
+    found, rng = [], random.Random(903)
+    for name in ("copy", "last", "reverse"):
+        task = TASKS[name]
+        for _ in range(n):
+            given, answer = task.draw(rng, new_words)
+            wording = rng.choice(task.test if new_wordings else task.train)
+            found.append(Example(name, [dict(role="user", content=wording.format(**given))], answer))
+    return found
 
 
 def few_shot_text(example, shown) -> str:
@@ -132,9 +158,9 @@ def tuned_run(
 
 
 def judged(model, tokenizer, judge) -> dict:
-    "Right answers by task, as [right, asked]: on the questions for choosing a rate, and on those to report."
+    "Right answers by task, as [right, asked], on each of the judge's sets of questions."
     found = {}
-    for name in ("choose", "right"):
+    for name in [name for name in ("choose", "right", *COPIES) if name in judge]:
         scores = exact_match(model, tokenizer, judge[name])
         found[name] = {task: [m.right, m.n] for task, m in scores.items()}
     return found
@@ -285,15 +311,21 @@ def part_laptop(args, folder: Path) -> dict:
     print({line["k"]: line["right"] for line in shots}, found["few_shot_best"], flush=True)
     judge = dict(conversations=lambda seed: make_conversations(20_000, seed), rows=args.rows)
     judge |= dict(choose=choose, right=examples)
-    place = (config, str(start), folder)
-    found["before"] = evaluate_bits(model, tokenizer)
-    way = WAYS["answers"]
-    rates = args.rates or (0.3, 1.0)
-    grid = [tuned_run(*place, "chat", rate, 1, args.steps, judge, **way) for rate in rates]
-    best = best_of(grid)
-    more = range(2, args.seeds + 1)
-    runs = [best, *(tuned_run(*place, "chat", best["rate"], seed, args.steps, judge, **way) for seed in more)]
-    return found | dict(grid=grid, best=best["rate"], runs=runs)
+    judge |= {name: about_words(*new) for name, new in COPIES.items()}
+    found |= dict(before=evaluate_bits(model, tokenizer), ways={})
+    for replay in (0.0, 0.25):  # the part of the rows that is the old text
+        place, way = (config, str(start), folder, f"chat-{replay}"), WAYS["answers"] | dict(replay=replay)
+        grid = [
+            tuned_run(*place, rate, 1, args.steps, judge, **way) for rate in args.rates or (0.1, 0.3, 1.0)
+        ]
+        best = best_of(grid)
+        more = range(2, args.seeds + 1)
+        runs = [best, *(tuned_run(*place, best["rate"], seed, args.steps, judge, **way) for seed in more)]
+        found["ways"][str(replay)] = dict(grid=grid, best=best["rate"], runs=runs)
+    without, with_text = (way["runs"] for way in found["ways"].values())
+    found["right_with_minus_without"] = compare(with_text, without)
+    found["bits_with_minus_without"] = compare(with_text, without, bits)
+    return found
 
 
 def evaluate_bits(model, tokenizer) -> float:

@@ -2636,6 +2636,27 @@ SLIPS = [
     ),
     Slip(
         "finetune.answers",
+        "ReplayLoader.__next__",
+        "torch.cat([y, old_y[:, :T]])",
+        "torch.cat([y, torch.full_like(old_y[:, :T], -100)])",
+        "the old text is read, and nothing of it counts",
+    ),
+    Slip(
+        "finetune.answers",
+        "ReplayLoader.load_state_dict",
+        'self.text.load_state_dict(state["text"])',
+        "None",
+        "a resumed run reads the beginning of the text again",
+    ),
+    Slip(
+        "finetune.answers",
+        "replay_rows",
+        "world_size * round(replay * batch_size / world_size)",
+        "round(replay * batch_size)",
+        "rows that two processes cannot share",
+    ),
+    Slip(
+        "finetune.answers",
         "encode_conversations",
         "i >= len(tokenizer.start)",
         "True",
