@@ -65,6 +65,14 @@ def test_settings_come_from_the_run_that_made_the_model_and_from_the_flags(folde
     assert config.run.name == "chat-reinforce" and config.data.batch_size == 128
 
 
+def test_the_policy_that_is_trained_has_no_dropout_because_the_one_that_draws_has_none(folder):
+    model, tokenizer, _ = open_model("chat")
+    model.config.dropout = 0.3
+    save_checkpoint(folder / "drops", model, tokenizer)
+    assert open_model("drops")[0].config.dropout == 0.3
+    assert reinforce_config("drops").model.dropout == 0
+
+
 BAD = [
     ("no run", "", "RUN is missing"),
     ("a base model", f"base {QUICK}", "base is a base model, it knows no turns"),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import tinygpt.reinforce.rollout as rollout
 from tinygpt.checkpoint import save_checkpoint
@@ -101,6 +102,23 @@ def test_two_processes_learn_what_one_does(practice):
         assert same == pytest.approx(figures)
         for a, b in zip(alone, weights):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def interrupted(world, config):
+    "The weights of a run, and of one that was stopped between two uses of its answers."
+    rollout.JUDGES["even"] = even
+    recipe = replace(RECIPE, reuse=2)
+    whole, _ = trained(config, recipe)
+    if world.rank == 0:
+        shutil.rmtree(config.folder / "checkpoints/step_000002")
+    dist.barrier()
+    return whole, trained(config, recipe, resume=True)[0]
+
+
+def test_two_processes_go_on_exactly_between_two_uses_of_their_answers(practice):
+    practice.optim.max_steps, practice.eval.save_every = 2, 1
+    for whole, again in run_processes(interrupted, 2, practice):
+        assert all(map(torch.equal, whole, again))
 
 
 def test_rows_hold_the_answers_of_the_model_as_it_is_with_their_groups_advantages(practice):
@@ -199,6 +217,13 @@ def test_judges_and_the_end_that_a_reward_needs(monkeypatch, model):
         recipe = Recipe(judge=judge, group=4)
         _, verdicts = ask_and_judge(model, TOKENIZER, [example], [0] * 4, recipe)
         assert verdicts.tolist() == [expected]
+    end, turn = (TOKENIZER.special[name] for name in ("<|end|>", "<|user|>"))
+    seven = TOKENIZER.encode("7")
+    for new, expected in (([*seven, end], 1), ([*seven, turn, end], 0), ([turn, *seven, end], 0)):
+        said = Answer([1], new=new, finish="end")
+        monkeypatch.setattr(rollout, "draw_answers", lambda *a, said=said: [said])
+        _, verdicts = ask_and_judge(model, TOKENIZER, [example], [0], Recipe(group=1, baseline="none"))
+        assert verdicts.item() == expected  # a special token inside has no text, and is no part of an answer
     assert contains_answer(example, "6 7 8") and not contains_answer(example, "8")
 
 

@@ -35,6 +35,7 @@ def reinforce_config(
     config.optim = replace(config.optim, max_steps=STEPS, **schedule, **rates)
     config.eval = replace(config.eval, eval_every=25, save_every=50, log_every=5)
     config.system = replace(config.system, compile="off")
+    config.model = replace(config.model, dropout=0.0)  # answers are drawn without: train that policy
     return config
 
 

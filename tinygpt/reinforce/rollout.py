@@ -104,16 +104,22 @@ def ask_and_judge(
     seeds: list[int],  # one for each answer, group by group
     recipe: Recipe,
 ) -> tuple[list[Answer], torch.Tensor]:
-    "`group` answers to each question, and what the judge says: (questions, group). No end, no reward."
+    """`group` answers to each question, and what the judge says: (questions, group).
+
+    No reward without an end, and none with a special token inside.
+    """
     prompts = [render(tokenizer, example.messages, add_generation_prompt=True)[0] for example in examples]
     ends = tokenizer.ends
     answers = draw_answers(model, prompts, recipe.group, recipe.max_new_tokens, ends, seeds)
     judge = JUDGES[recipe.judge]
     whose = [example for example in examples for _ in range(recipe.group)]
-    verdicts = [
-        float(answer.finish == "end" and judge(example, tokenizer.decode(answer.new)))
-        for example, answer in zip(whose, answers)
-    ]
+    verdicts = []
+    for example, answer in zip(whose, answers):
+        # a special token has no text: a judge of texts would not see it
+        hidden = any(not tokenizer.vocab[token] for token in answer.new[:-1])
+        verdicts.append(
+            float(answer.finish == "end" and judge(example, tokenizer.decode(answer.new)) and not hidden)
+        )
     return answers, torch.tensor(verdicts).view(len(examples), recipe.group)
 
 # %% ../../nbs/more/24_reinforce_rollout.ipynb #pass
