@@ -178,6 +178,7 @@ def test_a_checkpointed_model_survives_pickling():
     assert twin.h[0].forward.block() is twin.h[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_checkpoints_and_chunks_are_captured_by_compile_and_train_the_same(variant):
     model = make(variant)

@@ -449,6 +449,7 @@ def test_no_dropout_draws_no_random_numbers(impl):
     assert torch.get_rng_state().equal(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", IMPLS)
 def test_compiles_to_one_graph_also_when_lengths_change(impl):
     torch._dynamo.reset()

@@ -234,6 +234,7 @@ def edit(path, change):
     path.write_text(json.dumps(nb, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_sync_check_sees_what_is_out_of_step(copy):
     # all mistakes at once, because a check takes seconds
     edited, deleted = copy / "tinygpt/schedule.py", copy / "tinygpt/support.py"

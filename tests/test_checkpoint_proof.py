@@ -111,6 +111,7 @@ def test_the_epoch_of_the_small_run_is_six_steps():
     assert len(small_tokens()) == 577 and run.loader.n_windows == 36 and run.loader.batch_size == 6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which this system has not")
 def test_a_hundred_kills_during_saves_leave_each_time_a_checkpoint_that_loads(tmp_path):
     found = killed_saves(tmp_path / "run", 100)

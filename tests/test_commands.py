@@ -103,6 +103,7 @@ def test_where_the_package_is_a_library_ctrl_c_stays_what_it_was(start, tmp_path
         assert status == -signal.SIGINT and "KeyboardInterrupt" in said, words
 
 
+@pytest.mark.slow
 def test_help_ends_quietly_where_its_reader_has_read_enough():
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     processes = {}

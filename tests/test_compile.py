@@ -184,6 +184,7 @@ exit 1
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script plays the compiler")
 def test_a_compiler_that_fails_later_costs_a_line_and_not_the_run(tmp_path):
     broken = tmp_path / "g++"
@@ -353,6 +354,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(compile_problem(torch.device("cpu"))), reason=compile_problem(torch.device("cpu")))
 def test_with_a_real_compiler_a_step_is_the_plain_models_up_to_rounding(tmp_path):
     done = python(INDUCTOR, tmp_path)

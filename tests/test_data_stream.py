@@ -110,6 +110,7 @@ def test_in_an_epoch_each_document_is_with_one_row_and_every_pair_of_a_row_is_tr
         assert Counter(d for row in rows for d in row[epoch]) == Counter(documents)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 40),
@@ -134,6 +135,7 @@ def test_the_global_batch_is_the_same_for_one_to_five_ranks(n, T, chunk_rows, pa
             )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(3, 30),

@@ -134,6 +134,7 @@ def test_in_each_epoch_every_pair_of_adjacent_tokens_is_trained_on_once(
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 200), st.integers(1, 70), st.integers(1, 20), st.integers(0, 99))
 def test_the_global_batch_is_the_same_for_one_to_five_ranks_and_for_any_cut_into_shards(n, shard, T, seed):

@@ -38,6 +38,7 @@ def test_the_check_program_runs_under_torchrun():
     assert "1 MiB summed over 2 rank(s), the sum is right" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=f"no two hosts: {why_not()}")
 def test_the_check_program_runs_on_two_hosts():
     with TwoHosts() as hosts:

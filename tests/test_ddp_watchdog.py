@@ -80,6 +80,7 @@ def test_a_rank_that_raises_ends_all_and_its_message_is_in_the_line(script):
     assert code != 0 and before_banner
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_without_a_word_is_gone_but_one_that_is_done_is_not(script):
     code, out, err = torchrun(script, 2, 1, "exit")
     assert the_line(err)[0].startswith("rank 1 (") and code != 0
@@ -87,6 +88,7 @@ def test_a_rank_that_ends_without_a_word_is_gone_but_one_that_is_done_is_not(scr
     assert code == 0 and "rank 1 came to its end" in out and "gone" not in err
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_end_ends_and_nobody_is_called_dead(script):
     words = [*TORCHRUN, "2", str(script), "1", "hang", "20"]
     run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
@@ -99,6 +101,7 @@ def test_a_run_that_is_told_to_end_ends_and_nobody_is_called_dead(script):
     assert " is gone: " not in err and "failed: " not in err and "SignalException" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=f"no two hosts: {why_not()}")
 def test_a_cable_that_is_pulled_ends_the_ranks_on_both_sides_and_each_machine_says_why(script):
     dead = r"^rank 1 \(host1.* no sign of life.*$|^the machine of rank 0.*$"

@@ -180,6 +180,7 @@ def test_a_rank_that_fails_ends_all_and_is_named(what, words, tmp_path):
     assert ended(tmp_path)
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_are_ended_at_the_timeout_and_it_is_told_where_they_stood(tmp_path):
     words = ["[0, 1]", "rank 1:", "rank_1_does"]
     for seconds in (15, 60, 240):  # until both have begun by then, and stand where they hang
@@ -202,6 +203,7 @@ def test_a_function_that_a_new_process_cannot_import_is_refused_before_any_start
             run_processes(fn, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     code = f"""
@@ -310,6 +312,7 @@ def test_how_long_the_meeting_may_take_is_a_setting(monkeypatch, port):
             init_world("cpu")
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_and_a_late_one_is_waited_for(port):
     check = [sys.executable, "-m", "tinygpt.ddp", "--device", "cpu", "--mib", "0.1", "--timeout"]
     stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
@@ -359,6 +362,7 @@ world.init_world("cpu", 1800)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops_after_the_meeting_does_not_hang_the_others(port):
     "Their wait is that of the meeting, not that of a collective, which is half an hour in training."
 

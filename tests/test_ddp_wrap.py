@@ -204,6 +204,7 @@ def difference(a, b):
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
+@pytest.mark.slow
 @worlds
 @wraps
 @pytest.mark.parametrize("step", ["step", "nobody", "micro", "clip"])

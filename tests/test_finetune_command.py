@@ -174,6 +174,7 @@ def run_twice(world, argvs):
     return [(r.losses, torch.cat([p.detach().flatten() for p in r.model.parameters()])) for r in found]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does_and_go_on_exactly(base, chats):
     ways = {"ddp": "muon", "zero": "adamw"}
 

@@ -113,6 +113,7 @@ def test_what_json_cannot_hold_is_none_or_a_row_with_an_error(tmp_path, pretend)
     assert "NaN" not in (tmp_path / "gpu_attention.json").read_text()
 
 
+@pytest.mark.slow
 def test_after_a_mend_only_what_failed_is_measured_again_and_the_rest_says_its_code(tmp_path, pretend):
     calls = []
 
@@ -178,6 +179,7 @@ def test_every_piece_says_what_it_is_and_has_cases(setup, capsys):
 
 
 # what a row must have, piece by piece; the heavier ones are further down
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece, needed",
     [
@@ -201,6 +203,7 @@ def test_the_reduced_form_of_a_piece_runs(tmp_path, piece, needed):
         assert errors == []
 
 
+@pytest.mark.slow
 def test_the_steps_of_the_ladder_and_of_the_peers_run(tmp_path, monkeypatch):
     whole = {key: value for _, change in step.LADDER for key, value in change.items()}
     monkeypatch.setattr(step, "LADDER", [step.LADDER[0], ("compiled", whole)])
@@ -475,6 +478,7 @@ def test_tokens_to_a_loss_lie_on_the_line_between_two_looks():
     assert optimizers.tokens_to(points, 5.0) == 100 and optimizers.tokens_to(points, 2.0) is None
 
 
+@pytest.mark.slow
 def test_a_kernel_that_computes_something_else_is_seen_in_the_record(setup, monkeypatch):
     monkeypatch.setattr(attention, "naive_attention", lambda q, k, v, causal: q + k + v)
     rows = {row["what"]: row for row in attention.case(setup, 32, True)}

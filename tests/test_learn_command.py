@@ -112,6 +112,7 @@ def solved(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_under_torchrun_every_process_trains_with_the_learners_functions_and_the_first_one_speaks(
     solved, tmp_path
 ):

@@ -226,6 +226,7 @@ def alive(pid):
 HANG = "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 30)); ctypes.PyDLL(None).pause()"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
 @pytest.mark.parametrize("hangs", [False, True])
 def test_processes_that_a_test_leaves_behind_are_ended_also_when_pytest_hangs(

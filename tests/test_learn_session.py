@@ -63,6 +63,7 @@ def learner(tmp_path_factory):
     return types.SimpleNamespace(folder=folder, path=path, wrong=results[0], right=results[1], before=before)
 
 
+@pytest.mark.slow
 def test_a_wrong_solution_fails_a_right_one_passes_and_the_package_is_not_changed(learner):
     assert [v.state for v in learner.wrong.verdicts] == ["fails"]
     assert [v.state for v in learner.right.verdicts] == ["passes"]
@@ -103,6 +104,7 @@ def test_only_what_passed_and_was_not_changed_since_is_put_to_work(learner, tmp_
         train([], folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_train_trains_with_the_learners_functions_and_names_those_that_ran(learner, corpus, tmp_path, capsys):
     flags = f"--data {corpus} --out {tmp_path} {SMALL}"
     status, ran = train(flags.split(), folder=learner.folder, quiet=True)
@@ -157,6 +159,7 @@ def teeth():
     return module
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_tests_has_teeth(teeth, tmp_path):
     "A hole turns a test red, the solution turns it green; `make teeth` does it for every function."
     copy_project(ROOT, tmp_path)

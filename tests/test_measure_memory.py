@@ -127,6 +127,7 @@ def test_predicted_peak_is_within_15_percent_of_measured(variant, size):
     assert predict_memory(config, rows).total == pytest.approx(measure_memory(config, rows), rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [dict(optimizer="muon"), dict(micro_steps=2), dict(micro_steps=2, optimizer="muon")], ids=str
 )
@@ -195,6 +196,7 @@ def test_the_sum_of_everything_is_not_the_peak():
     assert everything > 1.05 * measure_memory(config, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_the_operating_system_sees_the_predicted_bytes():
     script = """

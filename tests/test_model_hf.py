@@ -475,6 +475,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
+@pytest.mark.slow
 def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_cache_or_a_clear_sentence(
     tmp_path,
 ):

@@ -486,6 +486,7 @@ def _rank(rank, folder, share_it):
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share_it", [True, False])
 def test_found_inf_is_shared_over_processes_so_that_all_skip_or_none(tmp_path, share_it):
     mp.spawn(_rank, args=(tmp_path, share_it), nprocs=2)

@@ -93,6 +93,7 @@ def with_even(world, config):
     return trained(config)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does(practice):
     practice.optim.max_steps, practice.eval.save_every = 2, 0
     practice.run.name = "one"

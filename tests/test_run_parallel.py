@@ -122,6 +122,7 @@ def alone(place):
     return {o: (r.losses, r.val.loss, weights(r.model)) for o, r in results.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_way_of_training_gives_the_losses_of_one_process(place, alone, size):
     ranks = run_processes(run_ways, size, *place, WAYS, timeout=1000)
@@ -164,6 +165,7 @@ def run_in_bfloat16(world, folder, words):
     return train(config, progress="none").losses
 
 
+@pytest.mark.slow
 def test_in_bfloat16_too_several_processes_give_the_losses_of_one(place, alone):
     (one, _), short = (
         run_processes(run_in_bfloat16, 2, *place, timeout=1000),
@@ -199,6 +201,7 @@ def run_and_resume(world, folder, words, ways):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_resumed_run_on_several_processes_equals_the_uninterrupted_one_bit_for_bit(place, size):
     for rank in run_processes(run_and_resume, size, *place, RESUMED, timeout=1000):
@@ -227,6 +230,7 @@ def begin_all(world, folder, words, names):
         train(config, progress="none")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_another_number_of_processes_and_in_another_way(place, alone):
     folder, words = place
     begun = [
@@ -326,6 +330,7 @@ def bad_things(world, folder, words):
     return found
 
 
+@pytest.mark.slow
 def test_a_signal_or_a_mistake_on_one_rank_is_one_on_all(place):
     for found in run_processes(bad_things, 2, *place, timeout=1000):
         assert found["signalled"] == (5, False, ["step_000005"])
@@ -363,6 +368,7 @@ def scaled_runs(world, folder, words):
     return found
 
 
+@pytest.mark.slow
 def test_an_overflow_on_one_rank_skips_the_step_and_halves_the_scale_on_all(place):
     first, second = run_processes(scaled_runs, 2, *place, timeout=1000)
     for way, (scale, losses, model) in first.items():
@@ -432,6 +438,7 @@ def flags(place, name, *more):
     ]
 
 
+@pytest.mark.slow
 def test_the_command_trains_under_torchrun_and_prints_everything_once(place):
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -458,6 +465,7 @@ def test_the_command_trains_under_torchrun_and_prints_everything_once(place):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_the_command_of_the_readme_for_two_machines_trains_on_two_hosts(place):
     folder, words = place
@@ -510,6 +518,7 @@ def workers_of(folder, name):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the processes of a run in /proc")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_ends_the_run_and_a_survivor_names_it_and_the_checkpoint(place, victim):
@@ -579,6 +588,7 @@ sys.exit(trainer.main(argv))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGSTOP")
 @pytest.mark.parametrize(
     "where, status, told",

@@ -174,6 +174,7 @@ def test_a_run_goes_on_where_the_file_of_its_tokenizer_is_gone(config, tmp_path,
     assert begin_run(anew).data.tokenizer.fingerprint == tokenizer.fingerprint == bpe.fingerprint
 
 
+@pytest.mark.slow
 def test_eval_only_scores_both_parts_and_writes_nothing(config, capsys):
     result = quiet(config)
     files = {p: p.stat().st_mtime_ns for p in config.folder.rglob("*")}
@@ -193,6 +194,7 @@ def test_last_words_name_the_newest_checkpoint_and_the_way_on(config):
     ) and f"--resume {config.folder}" in last_words(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_preset_makes_a_few_steps_on_a_small_stand_in_for_its_data(name, tmp_path, words, monkeypatch):
     """The preset's own model form, loader, optimizer and schedule; smaller numbers, for a CPU and a test."""

@@ -136,6 +136,7 @@ def test_a_bootstrap_repeats_with_its_seed_and_scatters_as_the_runs_do():
     assert wide[1] > 2 * wide[0] > 0
 
 
+@pytest.mark.slow
 def test_most_intervals_of_90_percent_hold_the_truth():
     right = 0
     for seed in range(12):

@@ -93,6 +93,7 @@ def test_the_record_is_that_of_this_ladder():
         assert len(steps_to_goal(rung["runs"])) >= 5, rung["name"]  # all seeds, on both sides of the goal
 
 
+@pytest.mark.slow
 def test_a_run_is_told_as_its_own_files_tell_it(tmp_path, words):
     flags = [
         "--data",
@@ -127,6 +128,7 @@ def test_a_run_is_told_as_its_own_files_tell_it(tmp_path, words):
     assert 0 < found["cpu_s"] and 0 < found["wall_s"]
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match="'flying' is not a rung: choose one of start, rate"):
         rung_flags("flying", SMALL)

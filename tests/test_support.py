@@ -143,6 +143,7 @@ def test_a_stub_is_reported_and_a_wrong_solution_raises(capsys):
     assert "solved" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about the profiler's count on the CPU")
 def test_garbage_of_an_earlier_call_is_not_counted_as_memory_given_back():
     def leave_garbage():
@@ -238,6 +239,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, status, said",
     [
@@ -294,6 +296,7 @@ def start_writer(*arguments, **how):
     return subprocess.Popen([sys.executable, "-c", WRITER, *arguments], env=environ, **how)
 
 
+@pytest.mark.slow
 def test_a_line_is_in_the_file_before_the_command_ends(alone, tmp_path):
     out, said, go = (tmp_path / name for name in ("out", "said", "go"))
     with open(out, "w") as f:
@@ -306,6 +309,7 @@ def test_a_line_is_in_the_file_before_the_command_ends(alone, tmp_path):
     assert process.wait() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding, said", [("ascii", "caf? ?"), ("latin-1", "café ?"), ("utf-8", "café 中")])
 def test_a_character_that_the_output_cannot_write_becomes_a_question_mark(alone, encoding, said):
     env = {"PYTHONIOENCODING": encoding}
@@ -314,6 +318,7 @@ def test_a_character_that_the_output_cannot_write_becomes_a_question_mark(alone,
     assert process.returncode == 0 and out.decode(encoding).strip() == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--times", "100000"], ["--help"]])
 def test_a_reader_that_has_gone_is_no_mistake(alone, arguments):
     process = start_writer(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -322,6 +327,7 @@ def test_a_reader_that_has_gone_is_no_mistake(alone, arguments):
     assert process.wait() == 141
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a disk that is always full")
 def test_an_output_without_room_is_one_sentence(alone):
     with open("/dev/full", "w") as full:

@@ -63,6 +63,7 @@ def gpt2():
 # --- what goes in comes out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["byte", "bpe", "gpt2"])
 def test_any_unicode_text_comes_back(kind, request):
     tok = ByteTokenizer() if kind == "byte" else request.getfixturevalue(kind)
@@ -101,6 +102,7 @@ def test_a_character_tokenizer_gives_back_the_text_it_was_trained_on(text):
     assert tok.token_bytes()[tok.encode(text)].sum() == len(text.encode())
 
 
+@pytest.mark.slow
 def test_the_whole_corpus_and_every_character_of_unicode_come_back(bpe, gpt2):
     everything = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
     char = CharTokenizer.train("".join(SPEECHES))
@@ -111,6 +113,7 @@ def test_the_whole_corpus_and_every_character_of_unicode_come_back(bpe, gpt2):
             assert tok.decode(ids) == speech
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit, n",
     [
@@ -209,6 +212,7 @@ def test_the_trainer_equals_rustbpe_on_random_text(texts, n):
     assert dict(enumerate(ours)) == theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", [GPT2_PATTERN, SPLIT_PATTERN])
 def test_the_trainer_equals_rustbpe_on_real_text(pattern):
     texts = SPEECHES[::20]
@@ -223,6 +227,7 @@ def test_a_trained_vocabulary_has_the_size_asked_for_eot_last_and_smaller_ones_a
     assert BPETokenizer.train(["ab"], 257).n_vocab == 257  # bytes alone need no text to speak of
 
 
+@pytest.mark.slow
 def test_encoding_replays_the_merges_in_the_order_learned(bpe):
     merges = train_bpe(SPEECHES[::10], 1024)
     rank = {pair: 256 + k for k, pair in enumerate(merges)}

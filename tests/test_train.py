@@ -45,6 +45,7 @@ def quiet(config, **kw):
     return train(config, progress="none", **kw)
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_leaves_everything_behind(config):
     config.optim = replace(config.optim, max_steps=150)
     result = quiet(config)
@@ -66,6 +67,7 @@ def test_a_run_learns_and_leaves_everything_behind(config):
     )
 
 
+@pytest.mark.slow
 def test_a_new_process_gives_back_the_losses_that_stand_in_its_runs_metrics(config):
     [losses] = run_processes(losses_of, 1, config)
     assert (
@@ -319,6 +321,7 @@ def test_every_loader_and_optimizer_resumes_bit_for_bit(config, loader, optimize
     assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters()))
 
 
+@pytest.mark.slow
 def test_where_compiling_is_not_possible_the_run_goes_on_without(config, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("PATH", "")
@@ -384,6 +387,7 @@ def test_several_mistakes_are_told_at_once(mistakes_folder, capsys):
     assert all(word in err for word in ("n_head", "max_steps", "nowhere")) and err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for another process")
 def test_the_command_trains_stops_at_ctrl_c_and_goes_on_with_the_command_it_prints(tmp_path, words):
     argv = [

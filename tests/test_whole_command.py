@@ -148,6 +148,7 @@ TINY = "--compile off --eval-every 0 --final-eval-tokens 300"
 PAIRS = [dict(prompt=f"Say {i}", chosen=f"{i}", rejected="no") for i in range(8)]
 
 
+@pytest.mark.slow
 def test_the_whole_process_in_small_stops_goes_on_and_ends_with_a_page(tmp_path, words, monkeypatch, capsys):
     modules = []
 

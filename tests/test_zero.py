@@ -397,6 +397,7 @@ KINDS = pytest.mark.parametrize("kind", ["adamw", "muon"])
 # ---- equal to one process ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @WORLDS
 @KINDS
 @pytest.mark.parametrize("bits, tolerance", [(64, 1e-12), (32, 1e-4)])
@@ -676,6 +677,7 @@ def claimed_twice(world):
     return said
 
 
+@pytest.mark.slow
 def test_gradients_are_averaged_by_one_only_a_wrapper_or_a_sharded_optimizer():
     for said in run_processes(claimed_twice, 2, timeout=240):
         assert len(said) == 8
