@@ -5,8 +5,7 @@ import signal
 import sys
 
 
-_COMMANDS = ("train", "data", "measure", "ddp", "evaluate", "export", "generate", "learn")
-_COMMANDS += ("finetune", "prefer", "reinforce", "chat", "whole")
+_COMMANDS = "train data measure ddp evaluate export generate learn finetune prefer reinforce chat whole".split()
 _SCRIPTS = {f"tinygpt-{name}" for name in _COMMANDS}
 
 
