@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from .support import Timing, UserError, measure_time
+from .support import Optimizer, Timing, TorchAdamW, UserError, measure_time
 
 # %% ../nbs/10_adamw.ipynb #update
 @torch.no_grad()
@@ -52,7 +52,7 @@ def check_adamw(lr: float, betas: tuple[float, float], eps: float, weight_decay:
         raise UserError("AdamW: " + "; ".join(problems))
 
 # %% ../nbs/10_adamw.ipynb #class
-class AdamW(torch.optim.Optimizer):
+class AdamW(Optimizer):
     "AdamW as a loop over parameters: the reference that the fused and the sharded ones are compared with."
 
     def __init__(
@@ -195,7 +195,7 @@ def make_adamw(
     if implementation == "own":
         return own, "own"
     flags = dict(fused=implementation == "fused", foreach=implementation == "foreach")
-    optimizer = torch.optim.AdamW(groups, **flags)
+    optimizer = TorchAdamW(groups, **flags)
     keep_implementation(optimizer)
     return optimizer, implementation_of(optimizer)
 

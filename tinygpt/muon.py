@@ -15,7 +15,7 @@ from torch import nn
 
 from .accumulate import step_unless
 from .adamw import keep_implementation, make_adamw
-from .support import UserError
+from .support import Optimizer, UserError
 
 # %% ../nbs/14_muon.ipynb #newton-schulz
 # Jordan et al. 2024: steep at 0, then between 0.68 and 1.21, never quite 1
@@ -176,7 +176,7 @@ def update_parts(
             torch.where(found_inf != 0, old, t, out=t)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """Muon for matrices.
 
     The group key `split` (row counts) makes it treat a fused matrix as several, each by itself.
@@ -283,7 +283,7 @@ def muon_groups(
     return [dict(kind="muon", lr=lr, **settings, **group) for group in muon] + adamw
 
 # %% ../nbs/14_muon.ipynb #combined
-class CombinedOptimizer(torch.optim.Optimizer):
+class CombinedOptimizer(Optimizer):
     """Several optimizers that act as one: one step, one list of groups, one state dict.
 
     They share its groups and its state, the very objects.

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'UserError', 'file_problem', 'read_json', 'atomic_path', 'hold_lock', 'cache_dir', 'Timing', 'synchronize',
-           'measure_time', 'peak_bytes', 'plot_style', 't_share', 't_quantile', 'interval', 'gpu_record',
-           'check_exercise', 'command', 'parse_options']
+           'measure_time', 'peak_bytes', 'plot_style', 't_share', 't_quantile', 'interval', 'Optimizer', 'TorchAdamW',
+           'gpu_record', 'check_exercise', 'command', 'parse_options']
 
 # %% ../nbs/more/00_support.ipynb #imports
 import dataclasses
@@ -27,6 +27,7 @@ import typing
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
+from inspect import unwrap
 from pathlib import Path
 
 import torch
@@ -308,6 +309,21 @@ def interval(
     values = list(values)
     error = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.mean(values), t_quantile(0.5 + level / 2, len(values) - 1) * error
+
+# %% ../nbs/more/00_support.ipynb #optimizer
+class Optimizer(torch.optim.Optimizer):
+    "torch's base class of optimizers, whose first call does not import torch's compiler."
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class TorchAdamW(Optimizer, torch.optim.AdamW):
+    "torch's AdamW, the same way: all its loops, `differentiable` excepted."
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 
 # %% ../nbs/more/00_support.ipynb #gpu-record
 def _cell(value) -> str:

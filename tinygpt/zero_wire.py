@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .ddp.wrap import claim_gradients, release_gradients
-from .support import UserError
+from .support import Optimizer, UserError
 
 # %% ../nbs/more/15_zero_wire.ipynb #wire
 class Wire:
@@ -249,7 +249,7 @@ class Reducer:
         self.learned = True
 
 # %% ../nbs/more/15_zero_wire.ipynb #sharded
-class ShardedOptimizer(torch.optim.Optimizer):
+class ShardedOptimizer(Optimizer):
     """What the optimizers of chapter 15 share.
 
     Buckets of gradients, one norm over all ranks, a state dict in the single-process form.

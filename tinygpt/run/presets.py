@@ -53,9 +53,9 @@ def speedrun() -> TrainConfig:
     "nanoGPT's CPU run by other means, in a fraction of its time: the last rung of chapter 20."
     return TrainConfig(
         run=RunConfig(name="speedrun"),
-        data=DataConfig(source="shakespeare", tokenizer="char", batch_size=12),
+        data=DataConfig(source="shakespeare", tokenizer="char", batch_size=32),
         model=GPTConfig.modern(
-            vocab_size=66, block_size=64, n_layer=1, n_head=4, n_embd=128, ngram_rows=4096
+            vocab_size=66, block_size=64, n_layer=1, n_head=2, n_embd=64, ngram_rows=4096
         ),
         optim=OptimConfig(
             optimizer="muon",
@@ -65,7 +65,7 @@ def speedrun() -> TrainConfig:
             schedule="trapezoid",
             cooldown=1.0,
             final_lr=0.0,
-            max_steps=180,
+            max_steps=110,
             warmup_steps=1,
         ),
         eval=EvalConfig(eval_every=0, save_every=0, sample_tokens=0, compressors=False),

@@ -510,4 +510,7 @@ def judge_of(
     "`evaluate` for this run: judge(model, tokens, max_tokens=...) -> Score, over all processes."
     world, token_bytes = run.world, run.data.tokenizer.token_bytes()
     place = dict(rank=world.rank, world_size=world.world_size)
-    return partial(evaluate, token_bytes=token_bytes, autocast=run.policy.autocast, **place)
+    # short rows in larger batches: at least 4096 tokens in a forward
+    rows = max(16, 4096 // run.config.model.block_size)
+    settings = dict(token_bytes=token_bytes, batch_size=rows, autocast=run.policy.autocast)
+    return partial(evaluate, **settings, **place)
