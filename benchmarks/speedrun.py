@@ -1,15 +1,17 @@
 """nanoGPT's CPU run against `python -m tinygpt.train speedrun`, and the ladder between them.
 
-    python benchmarks/speedrun.py --peer PATH      five seeds of both in turn; PATH is a clone of nanoGPT
+    python benchmarks/speedrun.py --peer PATH      ten seeds, and nanoGPT in turn for five of them;
+                                                   PATH is a clone of it
     python benchmarks/speedrun.py --ladder         every rung of chapter 20, five seeds, its losses
     python benchmarks/speedrun.py --clock          and its seconds
-    python benchmarks/speedrun.py --long           to nanoGPT's GPU run, 1.4697: one seed, half an hour
+    python benchmarks/speedrun.py --long           to nanoGPT's GPU run, 1.4697: three seeds
 
 The run is Tiny Shakespeare by characters, to a validation loss of 1.88. Each command writes its file in
 benchmarks/results. The time of a run is that of all its commands, from an empty cache: tokenizing, imports,
 compilation and evaluation counted; the text itself lies there. The peer (github.com/karpathy/nanoGPT) runs as
 its README says for a CPU, from a copy in which only the seed is changed; its best checkpoint is then scored
-over the whole validation part, in rows of 64 characters, like ours. That scoring is not counted.
+over the whole validation part, in rows of 64 characters, like ours. That scoring is not counted. Beside
+each pair run two floors: our command with a single step, and `import torch` alone.
 """
 
 import argparse
@@ -38,7 +40,8 @@ from tinygpt.support import cache_dir
 from tinygpt.train import train
 
 # the settings were chosen on other seeds
-SEEDS = [301, 302, 303, 304, 305]
+SEEDS = [701, 702, 703, 704, 705, 706, 707, 708, 709, 710]
+PEER_SEEDS = SEEDS[:5]  # a run of nanoGPT takes as long as twenty of ours
 LADDER_SEEDS = [101, 102, 103, 104, 105]
 LONG_SEED = 401
 LONG_GOAL = 1.4697  # what nanoGPT's README gives for its run of 10.7 M parameters on a GPU
@@ -101,21 +104,33 @@ def score_peer(folder: Path, data: Path) -> tuple[float, int]:
     return nats / (len(val) - 1), saved["iter_num"]
 
 
+def run_ours(flags: list[str], folder: Path, seed: int, text: str) -> dict:
+    "Our command from an empty cache, in which only the text lies."
+    cache = folder / "cache"
+    cache.mkdir(parents=True)
+    (cache / "tinyshakespeare.txt").write_text(text, encoding="utf-8", newline="")
+    return run_command(["speedrun", *flags], folder, seed, cache=cache)
+
+
 def against_peer(args):
-    "nanoGPT and tinygpt in turn, for each seed."
+    "nanoGPT and tinygpt in turn, for each seed, and the floors."
     corpus = load_corpus("shakespeare")
-    runs = {"nanoGPT": [], "tinygpt": [], "tinygpt in float32": []}
     text = "".join(corpus.train + corpus.val)
+    ways = {"tinygpt": [], "tinygpt in float32": ["--dtype", "float32"]}
+    one_step = ["--max-steps", "1", "--warmup-steps", "0"]
+    runs = {name: [] for name in ("nanoGPT", *ways)}
+    floors = {"tinygpt, one step": [], "import torch": []}
     for seed in SEEDS[: args.seeds]:
         with tempfile.TemporaryDirectory() as tmp:
             tmp = Path(tmp)
-            runs["nanoGPT"].append(run_peer(args.peer, tmp / "peer", seed, text, args.steps))
-            for name, flags in (("tinygpt", []), ("tinygpt in float32", ["--dtype", "float32"])):
-                cache = tmp / name / "cache"
-                cache.mkdir(parents=True)
-                (cache / "tinyshakespeare.txt").write_text(text, encoding="utf-8", newline="")
-                runs[name].append(run_command(["speedrun", *flags], tmp / name, seed, cache=cache))
-        print(*(ours[-1] for ours in runs.values()), sep="\n", flush=True)
+            if seed in PEER_SEEDS:
+                runs["nanoGPT"].append(run_peer(args.peer, tmp / "peer", seed, text, args.steps))
+            for name, flags in ways.items():
+                runs[name].append(run_ours(flags, tmp / name, seed, text))
+            floors["tinygpt, one step"].append(run_ours(one_step, tmp / "one", seed, text)["wall_s"])
+        _, wall, _ = timed_process([sys.executable, "-c", "import torch"])
+        floors["import torch"].append(round(wall, 2))
+        print(*(ours[-1] for ours in (runs | floors).values()), sep="\n", flush=True)
     ratios = {}
     for name in ("tinygpt", "tinygpt in float32"):
         ratios[name] = {}
@@ -129,6 +144,7 @@ def against_peer(args):
         ratios=ratios,
         loss={name: spread(own) for name, own in losses.items()},
         at_goal={name: sum(loss <= GOAL for loss in own) for name, own in losses.items()},
+        floors={name: spread(seconds) for name, seconds in floors.items()},
         runs=runs,
     )
     print({k: v for k, v in result.items() if k != "runs"})
@@ -282,7 +298,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=3, help="with --clock")
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--rung", nargs="+", help="with --ladder or --clock: only these")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10, help="with --peer or --long: so many of theirs")
     parser.add_argument(
         "--steps", type=int, default=None, help="a trial of the script with so few steps; writes nothing"
     )
