@@ -594,7 +594,8 @@ def test_a_mask_that_cannot_be_is_a_sentence(mask, impl, words):
 def test_the_fastest_implementation_is_the_one_that_the_record_says():
     path = Path(__file__).parents[1] / "benchmarks/results/attention_cpu.json"
     for row in json.loads(path.read_text())["rows"]:
-        if not row["dropout"]:
-            chosen = fastest_attention(torch.device("cpu"), getattr(torch, row["dtype"]), row["length"])
-            assert row["ms"][chosen] == min(row["ms"].values()), row
-    assert fastest_attention(torch.device("cuda"), torch.bfloat16, 128) == "fused"
+        dtype = getattr(torch, row["dtype"])
+        chosen = fastest_attention(torch.device("cpu"), dtype, row["length"], row["dropout"])
+        assert row["ms"][chosen] == min(row["ms"].values()), row
+    for dropout in (0.0, 0.2):
+        assert fastest_attention(torch.device("cuda"), torch.bfloat16, 128, dropout) == "fused"

@@ -16,6 +16,7 @@ from filelock import FileLock
 from tinygpt.support import (
     PALETTE,
     Timing,
+    TorchAdamW,
     UserError,
     atomic_path,
     cache_dir,
@@ -510,3 +511,58 @@ def test_a_gpu_record_is_a_table_under_its_machine_with_the_errors_of_what_faile
     ]
     gpu_record(tmp_path / "gpu_step.json", {"": "case"}, {"what": ("memory", "step"), "ms": 1.0})
     assert capsys.readouterr().out.splitlines()[3:] == ["memory", "more rows  OutOfMemoryError: 90 GiB"]
+
+
+TRAINS = """
+import sys
+from tinygpt.run.command import parse_arguments
+from tinygpt.train import train
+
+for steps, resume in (("2", False), ("3", True)):
+    config = parse_arguments([*sys.argv[1].split(), "--max-steps", steps]).train
+    train(config, resume=resume, progress="none")
+print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_that_does_not_compile_never_imports_the_compiler(tmp_path, words, optimizer):
+    flags = f"speedrun --data {words} --tokenizer byte --vocab-size 257 --optimizer {optimizer}"
+    flags += f" --batch-size 2 --out {tmp_path} --name run"
+    run = [sys.executable, "-c", TRAINS, flags]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "False"
+
+
+@pytest.mark.parametrize("loop", ["foreach", "fused"])
+def test_torchs_adamw_steps_as_it_always_did_without_its_marks(loop):
+    def weights(kind):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(5, 3)
+        optimizer = kind(layer.parameters(), lr=0.1, weight_decay=0.1, **{loop: True})
+        for _ in range(4):
+            optimizer.zero_grad()
+            layer(torch.randn(2, 5)).square().sum().backward()
+            optimizer.step()
+            again = kind(layer.parameters(), **{loop: True})
+            again.load_state_dict(optimizer.state_dict())
+            optimizer = again
+        return torch.cat([p.detach().flatten() for p in layer.parameters()])
+
+    assert weights(TorchAdamW).equal(weights(torch.optim.AdamW))
+
+
+def test_an_optimizers_step_leaves_gradients_as_they_were_and_records_nothing():
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = TorchAdamW([p], lr=0.1)
+
+    def closure():
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 2.0
+    assert p.grad.tolist() == [2.0, 2.0] and p.grad_fn is None and torch.is_grad_enabled()
+    optimizer.add_param_group(dict(params=[torch.nn.Parameter(torch.zeros(1))]))
+    assert len(optimizer.param_groups) == 2

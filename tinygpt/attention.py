@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from .dropout import drop
 from .support import UserError
 
 # %% ../nbs/04_attention.ipynb #visible
@@ -68,7 +69,7 @@ def naive_attention(
         blind = (scores == -math.inf).all(dim=-1, keepdim=True)
         scores = scores.masked_fill(blind, 0)  # a row of -inf alone would make the softmax NaN
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
-    y = F.dropout(weights, dropout) @ v
+    y = drop(weights, dropout) @ v
     return y if blind is None else y.masked_fill(blind, 0)
 
 # %% ../nbs/04_attention.ipynb #update
@@ -363,14 +364,19 @@ def attention(
     return IMPLEMENTATIONS[impl](q, k, v, causal, window, dropout, **more)
 
 # %% ../nbs/04_attention.ipynb #fastest
-NAIVE_TO = 512  # tokens: rows up to here, in bfloat16 on a CPU, are faster by the plain formula
+NAIVE_TO = {  # (format, with dropout): rows up to so many tokens are faster by the plain formula, on a CPU
+    (torch.bfloat16, False): 512,
+    (torch.bfloat16, True): 2048,
+    (torch.float32, True): 1024,
+}
 
 
 def fastest_attention(
     device: torch.device,
     dtype: torch.dtype,  # of the queries
     length: int,  # tokens in a row
+    dropout: float = 0.0,  # of the weights, in training
 ) -> AttentionImpl:
     "The implementation that was measured to train fastest there; fused where nothing was measured."
-    short = length <= NAIVE_TO
-    return "naive" if device.type == "cpu" and dtype == torch.bfloat16 and short else "fused"
+    longest = NAIVE_TO.get((dtype, dropout > 0), 0)
+    return "naive" if device.type == "cpu" and length <= longest else "fused"

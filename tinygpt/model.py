@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .attention import AttentionImpl, attention
+from .dropout import drop
 from .init import Scheme, init_weights
 from .support import UserError
 from .tokenizer import pad_vocab
@@ -217,7 +218,7 @@ class Attention(nn.Module):
             k, v = cache.extend(self.layer, k, v)
         dropout = c.dropout if self.training else 0.0
         y = attention(q, k, v, dropout=dropout, impl=self.impl)  # (B, n_head, T, head_dim)
-        return F.dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)), c.dropout, self.training)
+        return drop(self.c_proj(y.transpose(1, 2).reshape(B, T, C)), c.dropout, self.training)
 
 # %% ../nbs/06_model.ipynb #mlp
 class MLP(nn.Module):
@@ -241,7 +242,7 @@ class MLP(nn.Module):
             h = F.silu(self.c_gate(x)) * h
         else:
             h = F.relu(h).square()
-        return F.dropout(self.c_proj(h), self.config.dropout, self.training)
+        return drop(self.c_proj(h), self.config.dropout, self.training)
 
 # %% ../nbs/06_model.ipynb #block
 def make_norm(c: GPTConfig) -> nn.Module:
@@ -445,7 +446,7 @@ class GPT(nn.Module):
         x = self.wte(idx, cache)  # (B, T, C)
         if c.position == "learned":
             x = x + self.wpe(torch.arange(start, start + T, device=idx.device))
-        x = F.dropout(x, c.dropout, self.training)
+        x = drop(x, c.dropout, self.training)
         rope = self.rope[:, start : start + T] if c.position == "rope" else None
         for block in self.h:
             x = block(x, rope, cache)

@@ -81,7 +81,12 @@ LADDER = (
         "The same steps in short numbers, on a CPU that multiplies them (chapter 08).",
     ),
     Rung("half as wide", "--n-embd 64 --n-head 2", 150, "Beside the tables, width has less to do as well."),
-    Rung("32 rows a step", "--batch-size 32", 110, "A step of so small a model is mostly calls: they carry more."),
+    Rung(
+        "32 rows a step",
+        "--batch-size 32",
+        110,
+        "A step of so small a model is mostly calls: they carry more.",
+    ),
     Rung("a quarter as wide", "--n-embd 32 --n-head 1", 140, "The same once more.", kept=False),
 )
 
