@@ -19,7 +19,6 @@ import time
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from data_machine import save
 
 import tinygpt.model
@@ -43,7 +42,7 @@ def build(name: str, where: str) -> tuple[GPT, int]:
     "(the preset's model with dropout at these places, rows of its batch)."
     config = preset(name)
     if where == "attention weights only":  # the fused attention drops by itself
-        F.dropout = lambda x, *_: x
+        tinygpt.model.drop = lambda x, *_: x
     if where == "all but the attention weights":
         kept = tinygpt.model.attention
         tinygpt.model.attention = lambda q, k, v, dropout, impl: kept(q, k, v, impl=impl)
