@@ -75,6 +75,10 @@ def test_a_base_becomes_a_chat_model_and_a_stopped_run_goes_on_exactly(base, cha
     assert held["data"] == str(chats) and held["packed"] is True
     whole = weights(run)
     drop_later(run, 2)
+    capsys.readouterr()
+    for flag, value in (("--replay", "0.5"), ("--train-on", "all"), ("--data", "tasks")):
+        assert main(["--resume", str(run), flag, value]) == 2
+        assert f"leave {flag} out" in capsys.readouterr().err
     assert main(["--resume", str(run)]) == 0
     assert torch.equal(weights(run), whole)
     assert "python -m tinygpt.finetune --resume" in (run / "report.md").read_text()

@@ -44,8 +44,8 @@ def make(place):
     return config
 
 
-def options_of(*argv):
-    return stage_options(list(map(str, argv)), Options, make, "tests.stage")
+def options_of(*argv, kept=()):
+    return stage_options(list(map(str, argv)), Options, make, "tests.stage", kept)
 
 
 @pytest.fixture
@@ -80,6 +80,10 @@ def test_a_resumed_run_finds_both_kinds_of_settings_and_flags_change_single_ones
     assert own_settings(again) == own_settings(options) and again.recipe == options.recipe
     assert again.train.optim == options.train.optim and again.train.folder == run
     assert options_of("--resume", run, "--draws", 5, "--max-steps", 9).draws == 5
+    with pytest.raises(UserError, match="draws = 5: the run began with 3: leave --draws out"):
+        options_of("--resume", run, "--draws", 5, kept=("draws",))
+    assert options_of("--resume", run, "--draws", 3, kept=("draws",)).draws == 3  # as it was
+    assert options_of(base, "--draws", 5, kept=("draws",)).draws == 5  # a new run
 
 
 def test_what_cannot_be_meant_is_one_sentence(base, tmp_path):

@@ -75,8 +75,9 @@ def parse_arguments(
     argv: list[str],  # without the program's name
 ) -> Options:
     "The arguments of a fine-tuning run. UserError for what cannot be meant."
+    kept = ("data", "conversations", "packed", "train_on", "replay")
     least = dict(conversations=1, questions=0)
-    options = stage_options(argv, Options, finetune_config, "tinygpt.finetune", **least)
+    options = stage_options(argv, Options, finetune_config, "tinygpt.finetune", kept, **least)
     config = options.train
     if options.replay is None:
         options.replay = REPLAY if base_folder(config.run.init_from) else 0.0

@@ -21,7 +21,7 @@ from .train import Preferences, batch_problems, dpo_objective
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.parallel import on_all, on_first
-from ..run.setup import Objective, Run, kept_settings
+from ..run.setup import Objective, Run
 from ..run.stage import config_after, own_settings, stage_options
 from ..support import UserError, command, read_json
 from ..train import TrainResult, train
@@ -69,8 +69,9 @@ def parse_arguments(
     argv: list[str],  # without the program's name
 ) -> Options:
     "The arguments of a run on preferences. UserError for what cannot be meant."
+    kept = ("data", "kind", "beta", "prompts", "draws")
     least = dict(prompts=1, draws=2, questions=0)
-    options = stage_options(argv, Options, prefer_config, "tinygpt.prefer", **least)
+    options = stage_options(argv, Options, prefer_config, "tinygpt.prefer", kept, **least)
     if not 0 < options.beta < float("inf"):
         raise UserError(f"beta = {options.beta}: the price of a nat, such as {BETA}, is above 0 and finite")
     return options
@@ -94,7 +95,6 @@ def open_preferences(
     "The pairs of the file, or those of the model's own answers; or, at a resume, those of the run."
     config = options.train
     if options.resume is not None:
-        _check_kept(own_settings(options), kept_settings(config.folder, "tinygpt.prefer"))
         kept = read_json(config.folder / "pairs.json", dict, "give a run of python -m tinygpt.prefer")
         return Preferences(**kept)
     place, seed = config.run.init_from, config.run.seed
@@ -109,13 +109,6 @@ def open_preferences(
         raise UserError(f"{told}: bring more, or ask more questions (--prompts {4 * options.prompts})")
     encoded = [encode_pair(tokenizer, pair, place) for pair in pairs]
     return Preferences(encoded[n_held:], encoded[:n_held], options.beta, options.kind, tokenizer.eot)
-
-
-def _check_kept(settings: dict, kept: dict) -> None:
-    "UserError for a flag that a resumed run would not follow: it keeps its pairs and its loss."
-    for name, value in settings.items():
-        if name != "questions" and value != kept.get(name, value):
-            raise UserError(f"{name} = {value}: the run began with {kept[name]}: leave --{name} out")
 
 # %% ../../nbs/more/23_prefer_command.ipynb #objective
 def preference_objective(

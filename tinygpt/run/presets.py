@@ -54,9 +54,7 @@ def speedrun() -> TrainConfig:
     return TrainConfig(
         run=RunConfig(name="speedrun"),
         data=DataConfig(source="shakespeare", tokenizer="char", batch_size=32),
-        model=GPTConfig.modern(
-            vocab_size=66, block_size=64, n_layer=1, n_head=2, n_embd=64, ngram_rows=4096
-        ),
+        model=GPTConfig.modern(vocab_size=66, block_size=64, n_layer=1, n_head=2, n_embd=64, ngram_rows=4096),
         optim=OptimConfig(
             optimizer="muon",
             muon_lr=0.02,

@@ -103,6 +103,7 @@ def stage_options(
     Options: type,
     make: Callable[[str], TrainConfig],
     command: str,
+    kept: tuple[str, ...] = (),  # options that a resumed run keeps: what it learns from, and how
     **least: int,  # the smallest value that each of these options may have
 ):
     "The options of a call of this command. UserError for what cannot be meant."
@@ -115,7 +116,18 @@ def stage_options(
     options = parse_options(Options, flags, prog, default=default, config=(OmitArgPrefixes,))
     if not any(re.match("--warmup[-_]steps", flag) for flag in flags):  # nobody asked for this warm-up
         fit_warmup(options.train.optim, default.train.optim)
+    if options.resume is not None:
+        _check_kept(options, default, kept)
     for name, bound in least.items():
         if getattr(options, name) < bound:
             raise UserError(f"{name} = {getattr(options, name)}: choose {bound} or more")
     return options
+
+
+def _check_kept(options, default, names: tuple[str, ...]) -> None:
+    "UserError for a flag that a resumed run would not follow."
+    for name in names:
+        value, before = getattr(options, name), getattr(default, name)
+        if value != before:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{name} = {value}: the run began with {before}: leave {flag} out")
