@@ -39,10 +39,11 @@ def save(
             return None
 
     packages = ("torch", "numpy", "tiktoken", "rustbpe", "pyarrow")
+    script = os.path.relpath(sys.argv[0], Path(__file__).parent.parent)  # as called from the project's folder
     about = dict(
         machine=f"{cpu_name()}, {os.cpu_count()} cores, {platform.system()}",
         versions={"python": platform.python_version(), **{p: installed(p) for p in packages}},
-        command=" ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        command=" ".join(["python", script, *sys.argv[1:]]),
         threads=os.environ.get("OMP_NUM_THREADS"),
         date=time.strftime("%Y-%m-%d"),
         load=round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,

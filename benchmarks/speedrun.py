@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -270,17 +271,31 @@ def _note_round(kind: str, seconds: dict[str, float]):
 
 
 def run_long(args):
-    "Runs to the loss of nanoGPT's GPU run, one after the other; what was tried before stays in the record."
-    tried = load("speedrun_long")["tried"]
+    """Runs to the loss of nanoGPT's GPU run; goes on where it was. What was tried before stays in the record.
+
+    The first seed has the machine for itself, and its time counts. The others run side by side, with a
+    thread each: for their losses.
+    """
+    record = load("speedrun_long")
     flags = LONG + (["--max-steps", str(args.steps)] if args.steps else [])
-    runs = []
-    for seed in LONG_SEEDS[: args.seeds]:
+    runs = record["runs"] if record.get("flags") == flags else []
+
+    def run_one(seed: int, *more: str):
         with tempfile.TemporaryDirectory() as tmp:
-            run = run_command(flags, Path(tmp), seed)
+            run = run_command([*flags, *more], Path(tmp), seed) | dict(alone=not more)
+            if more:
+                del run["cpu_s"]  # of all that ran meanwhile
             runs.append(run | dict(curve=_curve(read_metrics(Path(tmp) / f"seed{seed}"))))
         print(run, flush=True)
         if args.steps is None:
-            save("speedrun_long", dict(goal=LONG_GOAL, flags=LONG, runs=runs, tried=tried))
+            save("speedrun_long", dict(goal=LONG_GOAL, flags=flags, runs=runs, tried=record["tried"]))
+
+    first, *others = LONG_SEEDS[: args.seeds]
+    if not runs:
+        run_one(first)
+    missing = [seed for seed in others if seed not in {run["seed"] for run in runs}]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda seed: run_one(seed, "--threads", "1"), missing))
 
 
 def _curve(lines: list[dict]) -> list[dict]:

@@ -1,3 +1,4 @@
+import copy
 import errno
 import gc
 import json
@@ -535,17 +536,17 @@ def test_a_run_that_does_not_compile_never_imports_the_compiler(tmp_path, words,
     assert done.stdout.split()[-1] == "False"
 
 
-@pytest.mark.parametrize("loop", ["foreach", "fused"])
+@pytest.mark.parametrize("loop", [dict(foreach=False), dict(foreach=True), dict(fused=True)])
 def test_torchs_adamw_steps_as_it_always_did_without_its_marks(loop):
     def weights(kind):
         torch.manual_seed(0)
         layer = torch.nn.Linear(5, 3)
-        optimizer = kind(layer.parameters(), lr=0.1, weight_decay=0.1, **{loop: True})
+        optimizer = kind(layer.parameters(), lr=0.1, weight_decay=0.1, **loop)
         for _ in range(4):
             optimizer.zero_grad()
             layer(torch.randn(2, 5)).square().sum().backward()
             optimizer.step()
-            again = kind(layer.parameters(), **{loop: True})
+            again = kind(layer.parameters(), **loop)
             again.load_state_dict(optimizer.state_dict())
             optimizer = again
         return torch.cat([p.detach().flatten() for p in layer.parameters()])
@@ -566,3 +567,7 @@ def test_an_optimizers_step_leaves_gradients_as_they_were_and_records_nothing():
     assert p.grad.tolist() == [2.0, 2.0] and p.grad_fn is None and torch.is_grad_enabled()
     optimizer.add_param_group(dict(params=[torch.nn.Parameter(torch.zeros(1))]))
     assert len(optimizer.param_groups) == 2
+    again = copy.deepcopy(optimizer)
+    assert again.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    with pytest.raises(UserError, match="differentiable = True is for torch.optim.AdamW"):
+        TorchAdamW([p], differentiable=True)

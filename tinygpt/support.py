@@ -321,7 +321,12 @@ class Optimizer(torch.optim.Optimizer):
 
 
 class TorchAdamW(Optimizer, torch.optim.AdamW):
-    "torch's AdamW, the same way: all its loops, `differentiable` excepted."
+    "torch's AdamW, the same way, with all its loops. UserError for `differentiable`: no step is recorded."
+
+    def __init__(self, params, *args, **settings):
+        super().__init__(params, *args, **settings)
+        if self.defaults["differentiable"]:
+            raise UserError("TorchAdamW: differentiable = True is for torch.optim.AdamW: use that")
 
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 
