@@ -122,7 +122,7 @@ def test_a_run_is_told_as_its_own_files_tell_it(tmp_path, words):
     assert found["loss"] == lines[-1]["val_loss"] and (found["steps"], found["seed"], found["tokens"]) == (
         3,
         5,
-        3 * 12 * 8,
+        3 * preset("speedrun").data.batch_size * 8,
     )
     assert json.loads((tmp_path / "seed5/config.json").read_text())["run"]["seed"] == 5
     assert 0 < found["cpu_s"] and 0 < found["wall_s"]
