@@ -284,7 +284,7 @@ def run_long(args):
         with tempfile.TemporaryDirectory() as tmp:
             run = run_command([*flags, *more], Path(tmp), seed) | dict(alone=not more)
             if more:
-                del run["cpu_s"]  # of all that ran meanwhile
+                del run["wall_s"], run["cpu_s"]  # of all that ran meanwhile
             runs.append(run | dict(curve=_curve(read_metrics(Path(tmp) / f"seed{seed}"))))
         print(run, flush=True)
         if args.steps is None:
