@@ -1,7 +1,7 @@
 """The laptop preset, the one before it, and the preset with n-gram tables: whole commands, in turns.
 
-    python benchmarks/laptop.py --seeds 5    # goes on where results/laptop.json ends; 8 to 12 minutes a seed
-    python benchmarks/laptop.py --tried      # how the preset was found: one seed each, eager, one thread
+    python benchmarks/laptop.py          # goes on where results/laptop.json ends; 3 to 7 minutes a run
+    python benchmarks/laptop.py --tried  # how the preset was found: one seed each, eager, one thread
 
 Each run is `python -m tinygpt.train` in a process of its own, from start to end, with an empty folder for
 compiled code; the tokens are made beforehand. Bits per byte are those of all held-out addresses. The rates
@@ -26,11 +26,13 @@ SPEED = ("tokens_per_second", "mfu")
 # what makes the preset of before out of today's; readings.py trains that one, too
 BEFORE = """--batch-size 8 --n-layer 2 --n-head 6 --n-embd 192 --mlp relu2 --logit-softcap 15
             --ngram-rows 32768 --max-steps 1200 --save-every 600 --muon-lr 0.025 --attention fused""".split()
-TABLES = "the preset, with tables"
-FORMS = {
-    "two layers of 192, tables (the preset before)": BEFORE,
-    "the preset: four layers of 128": [],
-    TABLES: "--ngram-rows 32768 --max-steps 800".split(),
+FLOAT32 = ["--dtype", "float32"]  # what a CPU does that does not multiply bfloat16
+FORMS = {  # the flags of each, and how many seeds
+    "two layers of 192, tables (the preset before)": (BEFORE, 5),
+    "the preset: four layers of 128": ([], 5),
+    "the preset, with tables": ("--ngram-rows 32768 --max-steps 800".split(), 2),
+    "the preset before, in float32": ([*BEFORE, *FLOAT32], 3),
+    "the preset, in float32": (FLOAT32, 3),
 }
 # the way to the preset: each row is today's preset but for these flags, at about equal time
 TRIED = {
@@ -74,8 +76,6 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--tables", type=int, default=3, help="seeds of the form with tables")
     parser.add_argument("--tried", action="store_true", help="the runs that led to the preset")
     args = parser.parse_args()
     record = {"runs": {}, "tried": {}}
@@ -86,10 +86,10 @@ def main():
             if name not in record["tried"]:
                 keep(record, "tried", name, run(flags.split(), 1337, EAGER))
         return
-    for seed in range(1, 1 + args.seeds):
-        for name, flags in FORMS.items():
+    for seed in range(1, 1 + max(seeds for _, seeds in FORMS.values())):
+        for name, (flags, seeds) in FORMS.items():
             known = [run["seed"] for run in record["runs"].get(name, [])]
-            if seed not in known and (name != TABLES or seed <= args.tables):
+            if seed <= seeds and seed not in known:
                 keep(record, "runs", name, run(flags, seed))
 
 

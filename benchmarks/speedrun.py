@@ -5,6 +5,7 @@
     python benchmarks/speedrun.py --ladder         every rung of chapter 20, five seeds, its losses
     python benchmarks/speedrun.py --clock          and its seconds
     python benchmarks/speedrun.py --long           to nanoGPT's GPU run, 1.4697: three seeds
+    python benchmarks/speedrun.py --long --float32                      and in float32
 
 The run is Tiny Shakespeare by characters, to a validation loss of 1.88. Each command writes its file in
 benchmarks/results. The time of a run is that of all its commands, from an empty cache: tokenizing, imports,
@@ -133,7 +134,7 @@ def against_peer(args):
         floors["import torch"].append(round(wall, 2))
         print(*(ours[-1] for ours in (runs | floors).values()), sep="\n", flush=True)
     ratios = {}
-    for name in ("tinygpt", "tinygpt in float32"):
+    for name in ways:
         ratios[name] = {}
         for kind in ("wall_s", "cpu_s"):
             times_as_fast = [a[kind] / b[kind] for a, b in zip(runs["nanoGPT"], runs[name])]
@@ -276,19 +277,21 @@ def run_long(args):
     The first seed has the machine for itself, and its time counts. The others run side by side, with a
     thread each: for their losses.
     """
-    record = load("speedrun_long")
+    kind, more = ("float32", ["--dtype", "float32"]) if args.float32 else ("runs", [])
     flags = LONG + (["--max-steps", str(args.steps)] if args.steps else [])
-    runs = record["runs"] if record.get("flags") == flags else []
+    record = load("speedrun_long")
+    known = {k: record.get(k, []) if record.get("flags") == flags else [] for k in ("runs", "float32")}
+    runs = known[kind]
 
-    def run_one(seed: int, *more: str):
+    def run_one(seed: int, *threads: str):
         with tempfile.TemporaryDirectory() as tmp:
-            run = run_command([*flags, *more], Path(tmp), seed) | dict(alone=not more)
-            if more:
+            run = run_command([*flags, *more, *threads], Path(tmp), seed) | dict(alone=not threads)
+            if threads:
                 del run["wall_s"], run["cpu_s"]  # of all that ran meanwhile
             runs.append(run | dict(curve=_curve(read_metrics(Path(tmp) / f"seed{seed}"))))
         print(run, flush=True)
         if args.steps is None:
-            save("speedrun_long", dict(goal=LONG_GOAL, flags=flags, runs=runs, tried=record["tried"]))
+            save("speedrun_long", dict(goal=LONG_GOAL, flags=flags, **known, tried=record["tried"]))
 
     first, *others = LONG_SEEDS[: args.seeds]
     if not runs:
@@ -319,6 +322,7 @@ def main():
     parser.add_argument("--clock", action="store_true")
     parser.add_argument("--repeats", type=int, default=3, help="with --clock")
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--float32", action="store_true", help="with --long")
     parser.add_argument("--rung", nargs="+", help="with --ladder or --clock: only these")
     parser.add_argument("--seeds", type=int, default=10, help="with --peer or --long: so many of theirs")
     parser.add_argument(

@@ -78,7 +78,7 @@ LADDER = (
         "bfloat16 where the CPU has it",
         "--dtype auto",
         180,
-        "Short numbers, on a CPU that multiplies them (chapter 08), and the attention that is faster with them.",
+        "Short numbers, on a CPU that multiplies them (chapter 08); attention in its faster form for them.",
     ),
     Rung("half as wide", "--n-embd 64 --n-head 2", 150, "Beside the tables, width has less to do as well."),
     Rung(

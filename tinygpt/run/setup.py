@@ -367,8 +367,8 @@ def begin_run(
 
     torch.manual_seed(config.run.seed)
     model = (weights or GPT(config.model)).to(policy.device)
-    c = config.model
-    fastest = fastest_attention(policy.device, policy.dtype, c.block_size, c.dropout)
+    shape = config.model.block_size, config.model.dropout
+    fastest = fastest_attention(policy.device, policy.dtype, *shape)
     model.set_attention(fastest if system.attention == "auto" else system.attention)
     if world.rank:  # dropout differs between the rows of a batch, so it has to between the ranks
         torch.manual_seed(config.run.seed + world.rank)
