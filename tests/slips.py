@@ -2574,8 +2574,8 @@ SLIPS = [
     Slip(
         "chat.serve",
         "Slots.step",
-        "device=device) <= at[:, None]",
-        "device=device) < at[:, None]",
+        "(keys <= self.places[..., None])",
+        "(keys < self.places[..., None])",
         "a token does not see itself",
     ),
     Slip(

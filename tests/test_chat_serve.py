@@ -61,13 +61,13 @@ def test_a_step_of_rows_of_any_lengths_is_that_of_each_row_alone(kind):
     for slot, ids in texts.items():
         torch.testing.assert_close(slots.read(slot, ids), whole(model, ids), atol=1e-4, rtol=1e-4)
     for tokens in ([1, 2, 3], [70, 60, 50]):
-        found = slots.step([0, 2, 3], tokens)
+        found = slots.step([0, 2, 3], [[token] for token in tokens])
         for scores, slot, token in zip(found, (0, 2, 3), tokens):
             texts[slot] = [*texts[slot], token]
             torch.testing.assert_close(scores, whole(model, texts[slot]), atol=1e-4, rtol=1e-4)
     assert slots.ids[0] == texts[0] and slots.ids[1] == []
-    slots.step([2], [4])  # the others rest
-    torch.testing.assert_close(slots.step([3], [6])[0], whole(model, [*texts[3], 6]), atol=1e-4, rtol=1e-4)
+    slots.step([2], [[4]])  # the others rest
+    torch.testing.assert_close(slots.step([3], [[6]])[0], whole(model, [*texts[3], 6]), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

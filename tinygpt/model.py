@@ -162,6 +162,9 @@ class KVCache:
         # the last two token ids, for the n-gram tables
         self.last = torch.zeros(batch_size, 2, dtype=torch.int64, device=device)
         self.length = 0  # tokens held; GPT.forward moves it on
+        # for rows of different lengths (chapter 25): where the new tokens stand, (B, T),
+        # and which keys each of them sees, (B, 1, T, length + T)
+        self.places = self.mask = None
 
     def extend(
         self,
@@ -197,7 +200,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,  # (B, T, C)
-        rope: torch.Tensor | None = None,  # (2, T, head_dim / 2)
+        rope: torch.Tensor | None = None,  # (2, T, head_dim / 2); of each row: (2, B, 1, T, head_dim / 2)
         cache: KVCache | None = None,  # of the tokens before x
     ) -> torch.Tensor:  # (B, T, C)
         c = self.config
@@ -214,10 +217,12 @@ class Attention(nn.Module):
         if c.qk_norm:
             q = F.rms_norm(q, (c.head_dim,), eps=c.norm_eps)
             k = F.rms_norm(k, (c.head_dim,), eps=c.norm_eps)
+        mask = None
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
+            mask = cache.mask
         dropout = c.dropout if self.training else 0.0
-        y = attention(q, k, v, dropout=dropout, impl=self.impl)  # (B, n_head, T, head_dim)
+        y = attention(q, k, v, dropout=dropout, mask=mask, impl=self.impl)  # (B, n_head, T, head_dim)
         return drop(self.c_proj(y.transpose(1, 2).reshape(B, T, C)), c.dropout, self.training)
 
 # %% ../nbs/06_model.ipynb #mlp
@@ -443,11 +448,15 @@ class GPT(nn.Module):
                 f"{start + T} tokens do not fit in block_size = {c.block_size}: "
                 f"give at most {c.block_size - start} more"
             )
+        places = torch.arange(start, start + T, device=idx.device)[None]  # (1, T)
+        if cache is not None and cache.places is not None:
+            places = cache.places  # (B, T)
         x = self.wte(idx, cache)  # (B, T, C)
         if c.position == "learned":
-            x = x + self.wpe(torch.arange(start, start + T, device=idx.device))
+            x = x + self.wpe(places)
         x = drop(x, c.dropout, self.training)
-        rope = self.rope[:, start : start + T] if c.position == "rope" else None
+        # (2, 1 or B, 1, T, head_dim / 2): the same for all heads
+        rope = self.rope[:, places][:, :, None] if c.position == "rope" else None
         for block in self.h:
             x = block(x, rope, cache)
         if cache is not None:

@@ -16,36 +16,59 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import repeat
-from types import SimpleNamespace
 
 import torch
-import torch.nn.functional as F
 
-from ..attention import attention
 from ..finetune.template import chat_ids, render
 from ..generate.sample import Row, check_sampling, next_choices, seeded_rows, show_rows
-from ..model import GPT, KVCache, apply_rope
+from ..model import GPT, KVCache
 from ..support import UserError
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/25_chat_serve.ipynb #slots
-class Slots:
-    "Keys and values of several texts, each of its own length, for a step that they take together."
+class Slots(KVCache):
+    "A cache whose rows, the slots, hold texts of different lengths."
 
     def __init__(
         self,
         model: GPT,
         n: int,  # texts at most
     ):
-        c, weight = model.config, next(model.parameters())
-        shape = (c.n_layer, n, c.kv_heads, c.block_size, c.head_dim)
+        weight = next(model.parameters())
+        super().__init__(model.config, n, weight.device, weight.dtype)
         self.model = model
-        self.k = torch.zeros(shape, device=weight.device, dtype=weight.dtype)
-        self.v = torch.zeros(shape, device=weight.device, dtype=weight.dtype)
-        self.last = torch.zeros(n, 2, dtype=torch.int64, device=weight.device)  # ids, for n-gram tables
         self.ids: list[list[int]] = [[] for _ in range(n)]  # what each slot has read
+
+    def extend(self, layer, k, v):  # as in KVCache
+        "Put a block's new keys and values into the slots of this step. Returns those of these slots."
+        self.k[layer, self.rows, :, self.places] = k.transpose(1, 2)  # (B, T, n_kv_head, head_dim)
+        self.v[layer, self.rows, :, self.places] = v.transpose(1, 2)
+        rows, S = self.rows[:, 0], self.mask.shape[-1]
+        return self.k[layer, rows, :, :S], self.v[layer, rows, :, :S]
+
+    @torch.no_grad()
+    def step(
+        self,
+        slots: list[int],
+        tokens: list[list[int]],  # what each of them reads, equally many
+    ) -> torch.Tensor:  # (B, V) on the CPU
+        "Read tokens in each slot, in one pass. Returns the scores for the next ones."
+        device = self.k.device
+        idx = torch.tensor(tokens, device=device)  # (B, T)
+        T = idx.shape[1]
+        begin = torch.tensor([[len(self.ids[slot])] for slot in slots], device=device)  # (B, 1)
+        self.length = int(begin.max())
+        self.rows = torch.tensor(slots, device=device)[:, None]  # (B, 1)
+        self.places = begin + torch.arange(T, device=device)  # (B, T)
+        keys = torch.arange(self.length + T, device=device)
+        self.mask = (keys <= self.places[..., None])[:, None]  # (B, 1, T, S): each sees up to itself
+        self.last = torch.tensor([[0, 0, *self.ids[slot][-2:]][-2:] for slot in slots], device=device)
+        logits = self.model(idx, cache=self)[0][:, -1]
+        for slot, new in zip(slots, tokens):
+            self.ids[slot] += new
+        return logits.cpu()
 
     def shared(self, slot: int, ids: list[int]) -> int:
         "How many of `ids` the slot has read from their beginning; the last one has to run anyway."
@@ -56,7 +79,6 @@ class Slots:
             same += 1
         return same
 
-    @torch.no_grad()
     def read(
         self,
         slot: int,
@@ -64,61 +86,8 @@ class Slots:
     ) -> torch.Tensor:  # (V,): scores for the next token, on the CPU
         "Read a prompt into a slot, which forgets its text before, but for a common beginning."
         begin = self.shared(slot, ids)
-        cache = KVCache(replace(self.model.config, block_size=1), 1)
-        cache.k, cache.v = (
-            self.k[:, slot : slot + 1],
-            self.v[:, slot : slot + 1],
-        )  # views: it writes into ours
-        cache.length = begin
-        before = torch.tensor([[0, 0, *ids[:begin]][-2:]])
-        cache.last = before.to(self.last.device)
-        logits = self.model(torch.tensor([ids[begin:]], device=self.k.device), cache=cache)[0][0, -1]
-        self.last[slot] = torch.tensor([0, 0, *ids][-2:])
-        self.ids[slot] = list(ids)
-        return logits.cpu()
-
-    @torch.no_grad()
-    def step(
-        self,
-        slots: list[int],
-        tokens: list[int],  # one more for each of these slots
-    ) -> torch.Tensor:  # (B, V) on the CPU
-        "Read a token in each slot, in one pass. Returns the scores for the next ones."
-        model, c, device = self.model, self.model.config, self.k.device
-        rows = torch.tensor(slots, device=device)
-        at = torch.tensor([len(self.ids[s]) for s in slots], device=device)  # (B,): its place in its text
-        past = SimpleNamespace(last=self.last[rows])
-        x = model.wte(torch.tensor(tokens, device=device)[:, None], past)  # (B, 1, C)
-        self.last[rows] = torch.cat((self.last[rows][:, 1:], torch.tensor(tokens, device=device)[:, None]), 1)
-        if c.position == "learned":
-            x = x + model.wpe(at)[:, None]
-        rope = model.rope[:, at][:, :, None, None] if c.position == "rope" else None  # (2, B, 1, 1, hd / 2)
-        seen = torch.arange(int(at.max()) + 1, device=device) <= at[:, None]  # (B, S)
-        for layer, block in enumerate(model.h):
-            x = x + self._attend(block.attn, layer, block.ln_1(x), rope, rows, at, seen[:, None, None])
-            x = x + block.mlp(block.ln_2(x))
-        head = (model.lm_head or model.wte).weight[: c.vocab_size]
-        logits = F.linear(model.ln_f(x)[:, 0], head)
-        if c.logit_softcap:
-            logits = c.logit_softcap * torch.tanh(logits.float() / c.logit_softcap)
-        for slot, token in zip(slots, tokens):
-            self.ids[slot].append(token)
-        return logits.cpu()
-
-    def _attend(self, attn, layer: int, x, rope, rows, at, seen) -> torch.Tensor:
-        "The attention layer of chapter 06, for one token of each row, each row with keys of its own."
-        c = attn.config
-        qkv = attn.c_attn(x).view(len(x), 1, -1, c.head_dim).transpose(1, 2)  # (B, all heads, 1, hd)
-        q, k, v = qkv.split([c.n_head, c.kv_heads, c.kv_heads], dim=1)
-        if rope is not None:
-            q, k = apply_rope(q, rope), apply_rope(k, rope)
-        if c.qk_norm:
-            q, k = (F.rms_norm(t, (c.head_dim,), eps=c.norm_eps) for t in (q, k))
-        self.k[layer, rows, :, at], self.v[layer, rows, :, at] = k[:, :, 0], v[:, :, 0]
-        S = seen.shape[-1]
-        keys, values = self.k[layer, rows, :, :S], self.v[layer, rows, :, :S]
-        y = attention(q, keys, values, causal=False, mask=seen)  # (B, n_head, 1, hd)
-        return attn.c_proj(y.transpose(1, 2).reshape(len(x), 1, -1))
+        del self.ids[slot][begin:]
+        return self.step([slot], [ids[begin:]])[0]
 
 # %% ../../nbs/more/25_chat_serve.ipynb #request
 @dataclass(eq=False)
@@ -238,7 +207,7 @@ class Engine:
             request.put(piece, row.finish)
 
     def _step(self) -> None:
-        logits = self.slots.step([r.slot for r in self.going], [r.row.new[-1] for r in self.going])
+        logits = self.slots.step([r.slot for r in self.going], [r.row.new[-1:] for r in self.going])
         for request, scores in zip(self.going, logits):
             request.logits = scores
 
