@@ -33,6 +33,7 @@ FORMS = {  # the flags of each, and how many seeds
     "the preset, with tables": ("--ngram-rows 32768 --max-steps 800".split(), 2),
     "the preset before, in float32": ([*BEFORE, *FLOAT32], 3),
     "the preset, in float32": (FLOAT32, 3),
+    "the preset, in float32, 880 steps": ([*FLOAT32, "--max-steps", "880"], 3),
 }
 # the way to the preset: each row is today's preset but for these flags, at about equal time
 TRIED = {
