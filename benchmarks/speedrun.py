@@ -291,7 +291,9 @@ def run_long(args):
             runs.append(run | dict(curve=_curve(read_metrics(Path(tmp) / f"seed{seed}"))))
         print(run, flush=True)
         if args.steps is None:
-            save("speedrun_long", dict(goal=LONG_GOAL, flags=flags, **known, tried=record["tried"]))
+            command = "python benchmarks/speedrun.py --long, and the same with --float32 --seeds 1"
+            about = dict(command=command, goal=LONG_GOAL, flags=flags)
+            save("speedrun_long", dict(**about, **known, tried=record["tried"]))
 
     first, *others = LONG_SEEDS[: args.seeds]
     if not runs:
