@@ -31,7 +31,7 @@ def weight_std(
     if scheme == "zero" and role in ("residual", "head"):
         return 0.0
     depth = (2 * n_layer) ** -0.5 if role == "residual" and scheme != "normal" else 1.0
-    if scheme == "mup":  # Yang et al. 2022, table 8: nothing but the fan-in sets the scale
+    if scheme == "mup":  # Yang et al. 2022, table 3: nothing but the fan-in sets the scale
         return {"embedding": 1.0, "head": 1 / fan_in}.get(role, fan_in**-0.5 * depth)
     return std * depth
 
