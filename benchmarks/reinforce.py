@@ -224,7 +224,7 @@ def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True)
         found["practised"] = score(result.model, tokenizer, start, "train")["pass@1"]
     else:
         found |= score(result.model, tokenizer, start, "test")
-        if name == "leak":
+        if name in ("groups", "leak"):  # the honest runs too: their gap is what the leak's has to exceed
             found["leaky"] = score(result.model, tokenizer, start, "test", "contains")["pass@1"]
             found["texts"] = some_texts(result.model, tokenizer)
     path.write_text(json.dumps(found))
