@@ -813,9 +813,9 @@ SLIPS = [
     ),
     Slip(
         "model",
-        "GPT.features",
-        "0 if cache is None else cache.length",
-        "0",
+        "KVCache.places",
+        "torch.arange(self.length, self.length + T",
+        "torch.arange(T",
         "positions begin again with each cached token",
     ),
     Slip("model", "GPT.features", "self.ln_f(x)", "x", "no last norm"),
@@ -2574,8 +2574,8 @@ SLIPS = [
     Slip(
         "chat.serve",
         "Slots.step",
-        "(keys <= self.places[..., None])",
-        "(keys < self.places[..., None])",
+        "(keys <= self.at[..., None])",
+        "(keys < self.at[..., None])",
         "a token does not see itself",
     ),
     Slip(

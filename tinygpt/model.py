@@ -162,9 +162,11 @@ class KVCache:
         # the last two token ids, for the n-gram tables
         self.last = torch.zeros(batch_size, 2, dtype=torch.int64, device=device)
         self.length = 0  # tokens held; GPT.forward moves it on
-        # for rows of different lengths (chapter 25): where the new tokens stand, (B, T),
-        # and which keys each of them sees, (B, 1, T, length + T)
-        self.places = self.mask = None
+        self.mask = None  # which keys each new token sees, (B, 1, T, length + T); None: all up to itself
+
+    def places(self, T: int) -> torch.Tensor:
+        "Where the next T tokens stand: (1, T), or (B, T) for rows of different lengths (chapter 25)."
+        return torch.arange(self.length, self.length + T, device=self.k.device)[None]
 
     def extend(
         self,
@@ -448,9 +450,7 @@ class GPT(nn.Module):
                 f"{start + T} tokens do not fit in block_size = {c.block_size}: "
                 f"give at most {c.block_size - start} more"
             )
-        places = torch.arange(start, start + T, device=idx.device)[None]  # (1, T)
-        if cache is not None and cache.places is not None:
-            places = cache.places  # (B, T)
+        places = torch.arange(T, device=idx.device)[None] if cache is None else cache.places(T)
         x = self.wte(idx, cache)  # (B, T, C)
         if c.position == "learned":
             x = x + self.wpe(places)

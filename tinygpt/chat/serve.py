@@ -41,10 +41,14 @@ class Slots(KVCache):
         self.model = model
         self.ids: list[list[int]] = [[] for _ in range(n)]  # what each slot has read
 
+    def places(self, T):  # as in KVCache
+        "Where the tokens of this step stand in their texts: (B, T)."
+        return self.at
+
     def extend(self, layer, k, v):  # as in KVCache
         "Put a block's new keys and values into the slots of this step. Returns those of these slots."
-        self.k[layer, self.rows, :, self.places] = k.transpose(1, 2)  # (B, T, n_kv_head, head_dim)
-        self.v[layer, self.rows, :, self.places] = v.transpose(1, 2)
+        self.k[layer, self.rows, :, self.at] = k.transpose(1, 2)  # (B, T, n_kv_head, head_dim)
+        self.v[layer, self.rows, :, self.at] = v.transpose(1, 2)
         rows, S = self.rows[:, 0], self.mask.shape[-1]
         return self.k[layer, rows, :, :S], self.v[layer, rows, :, :S]
 
@@ -61,9 +65,9 @@ class Slots(KVCache):
         begin = torch.tensor([[len(self.ids[slot])] for slot in slots], device=device)  # (B, 1)
         self.length = int(begin.max())
         self.rows = torch.tensor(slots, device=device)[:, None]  # (B, 1)
-        self.places = begin + torch.arange(T, device=device)  # (B, T)
+        self.at = begin + torch.arange(T, device=device)  # (B, T)
         keys = torch.arange(self.length + T, device=device)
-        self.mask = (keys <= self.places[..., None])[:, None]  # (B, 1, T, S): each sees up to itself
+        self.mask = (keys <= self.at[..., None])[:, None]  # (B, 1, T, S): each sees up to itself
         self.last = torch.tensor([[0, 0, *self.ids[slot][-2:]][-2:] for slot in slots], device=device)
         logits = self.model(idx, cache=self)[0][:, -1]
         for slot, new in zip(slots, tokens):
