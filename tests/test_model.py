@@ -98,6 +98,14 @@ def test_logits_have_the_shape_of_the_vocabulary_and_the_loss_comes_with_targets
     assert model(idx, idx)[1].shape == ()
 
 
+@every_config
+def test_where_there_is_a_loss_the_gradient_comes_through_it_and_not_through_the_logits(name):
+    model, idx = make(CONFIGS[name]), tokens()
+    logits, loss = model(idx, idx)
+    assert loss.requires_grad and not logits.requires_grad
+    assert model(idx)[0].requires_grad
+
+
 def test_llamas_hidden_size_is_two_thirds_of_four_rounded_up():
     assert GPTConfig.llama(n_embd=288).hidden == 768
     assert GPTConfig.llama(n_embd=100, n_head=2).hidden == 320  # 266.7 up to a multiple of 64

@@ -24,8 +24,9 @@ def visible(
     window: int | None = None,  # see only the last `window` keys, oneself included; None for all
 ) -> torch.Tensor:  # (T, S) bool
     "The causal mask: True where the key is no later than the query (and within the window)."
-    ago = q_pos[:, None] - k_pos  # (T, S): how many steps before the query the key stands
-    return ago >= 0 if window is None else (ago >= 0) & (ago < window)
+    q_pos = q_pos[:, None]
+    seen = k_pos <= q_pos  # (T, S), a byte each: their distances would take eight
+    return seen if window is None else seen & (k_pos > q_pos - window)
 
 
 def last_positions(

@@ -470,7 +470,10 @@ class GPT(nn.Module):
         cache: KVCache | None = None,  # what came before idx; it is extended by idx
         reduction: Literal["mean", "sum", "none"] = "mean",  # of the loss, see `token_loss`
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        "Logits (B, T, vocab_size), and the loss where there are targets."
+        """Logits (B, T, vocab_size), and the loss where there are targets.
+
+        The gradient comes through the loss then, and not through the logits.
+        """
         c, V = self.config, self.config.vocab_size
         x = self.features(idx, cache)  # (B, T, C)
         head = (self.lm_head or self.wte).weight  # (padded V, C)
@@ -479,7 +482,10 @@ class GPT(nn.Module):
         logits = F.linear(x, head[:V]) if x.device.type == "cpu" else F.linear(x, head)[..., :V]
         if c.logit_softcap:
             logits = c.logit_softcap * torch.tanh(_wide(logits) / c.logit_softcap)
-        return logits, None if targets is None else token_loss(logits, targets, reduction)
+        if targets is None:
+            return logits, None
+        # a compiled backward would be given zeros as the gradient of these logits, and would add them
+        return logits.detach(), token_loss(logits, targets, reduction)
 
     def num_params(
         self,

@@ -3,7 +3,8 @@
 12 heads of 64 in bfloat16, always 16,384 tokens: at T = 128 that is 128 rows, at T = 16,384 a single one. A
 causal pass needs half of the products, and counts so. The backward of the fused kernels makes five products
 where the forward makes two; for all of them 2.5 times the forward's FLOPs are counted. Times are those of the
-kernels, without waiting for the host. `off` is how far values and gradients are from those in float32.
+kernels, without waiting for the host; only `tiled` starts more of them than the GPU's queue holds. `off` is
+how far values and gradients are from those in float32.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from gpu_pieces.clock import ms, take_turns
-from gpu_pieces.record import one_line
+from gpu_pieces.record import told
 from tinygpt.attention import naive_attention, tiled_attention
 from tinygpt.attention_triton import triton_attention
 from tinygpt.support import peak_bytes
@@ -135,7 +136,7 @@ def after_all(attend, inputs, dy, exact) -> dict:
         wrong = {} if math.isfinite(off) else dict(error="values or gradients are no numbers")
         return dict(memory_mb=round(megabytes, 2), off=float(f"{off:.2g}")) | wrong
     except Exception as error:
-        return dict(error=one_line(error))
+        return dict(error=told(error))
 
 
 def cases(setup) -> list:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from gpu_pieces.record import one_line
+from gpu_pieces.record import told
 from tinygpt.support import Timing, synchronize
 
 SLOW = 1.0  # seconds: what takes longer is timed fewer times
@@ -67,14 +67,14 @@ def take_turns(
             how[name] = calls, 1.5 * host * calls if host < LONG else 0.0
             seconds[name] = []
         except Exception as error:  # no kernel for it, no memory
-            errors[name] = one_line(error)
+            errors[name] = told(error)
     slowest = max((once[name] for name in seconds), default=0)
     for _ in range(turns if slowest < SLOW else 3):
         for name in list(seconds):
             try:
                 seconds[name].append(timed(variants[name], device, *how[name]))
             except Exception as error:
-                errors[name] = one_line(error)
+                errors[name] = told(error)
                 del seconds[name]
     return {n: Timing(statistics.median(v), min(v), max(v)) for n, v in seconds.items()}, errors
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from gpu_pieces.clock import ms, take_turns
-from gpu_pieces.record import one_line
+from gpu_pieces.record import told
 from gpu_pieces.training import Step, rows_that_fit, speed
 from tinygpt.measure.speed import datasheet, measure_bandwidth
 
@@ -68,7 +68,7 @@ def products(setup, n: int) -> list[dict]:
         try:
             makers[kind] = product(kind, n, setup.device)
         except Exception as error:
-            errors[kind] = one_line(error)
+            errors[kind] = told(error)
     timings, failed = take_turns(makers, setup.device, **how)
     sheet = promised(torch.cuda.get_device_name() if setup.device == "cuda" else "")
     for kind in FORMATS:
@@ -107,8 +107,10 @@ def steps(setup, compile: str) -> list[dict]:
         try:
             made[name] = Step(setup, rows, compile=compile, **settings)
         except Exception as error:
-            errors[name] = one_line(error)
-    timings, failed = take_turns(made, setup.device, **setup.pick({}, dict(turns=2, warmup=1, at_least=0)))
+            errors[name] = told(error)
+    # several steps in a turn: a run does not wait after each of them either
+    how = setup.pick(dict(at_least=0.3), dict(turns=2, warmup=1, at_least=0))
+    timings, failed = take_turns(made, setup.device, **how)
     out = []
     for name in ways:
         row = dict(what="step", format=name, compile=compile, rows=rows)

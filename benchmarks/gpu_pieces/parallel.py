@@ -7,7 +7,6 @@ rank 0 how much of the time of NCCL's kernels other kernels ran too: that part c
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -18,7 +17,7 @@ if __name__ == "__main__":  # started by torchrun
 
 import torch
 
-from gpu_pieces.record import Setup
+from gpu_pieces.record import Later, Setup, run_until
 from gpu_pieces.training import Step, clocked, covered, kernel_spans, rows_that_fit, speed
 from tinygpt.ddp.world import close_world, init_world
 
@@ -71,12 +70,15 @@ def launch(setup, way: str, count: int, rows: int) -> dict:
         command += [__file__, way, folder, setup.device, str(int(setup.reduced)), str(rows)]
         env = os.environ | dict(OMP_NUM_THREADS="1")
         limit = max(setup.seconds_left, 60)
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
+        said, status = run_until(command, limit, env)
+        row = dict(way=way, gpus=count, rows_each=rows)
+        if status is None:
+            raise Later([row | dict(error=f"not at its end after {limit:.0f} s: give more with --minutes")])
         found = Path(folder) / "found.json"
-        if done.returncode or not found.exists():
-            told = [line for line in done.stderr.splitlines() if "Error" in line] or ["it failed"]
+        if status or not found.exists():
+            told = [line for line in said.splitlines() if "Error" in line] or ["it failed"]
             raise RuntimeError(told[-1].strip())
-        return dict(way=way, gpus=count, rows_each=rows, **json.loads(found.read_text()))
+        return row | json.loads(found.read_text())
 
 
 def cases(setup) -> list:

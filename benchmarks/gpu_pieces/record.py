@@ -8,9 +8,13 @@ is stopped.
 import gc
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +86,31 @@ def _answer(*command) -> str | None:
     return lines[0] if done.returncode == 0 and lines else None
 
 
+def run_until(command: list[str], seconds: float, env: dict | None = None) -> tuple[str, int | None]:
+    """(what a command prints, its exit status; None where it was not at its end in the time).
+
+    Then it gets what Ctrl-C sends, so that pytest reports what it has seen, and torchrun ends its workers.
+    """
+    how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        process = subprocess.Popen(command, cwd=ROOT, env=env, **how)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        said, _ = process.communicate(timeout=seconds)
+        return said, process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=40)  # torchrun gives its workers 30 seconds
+        return "", None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def describe_gpu() -> dict:
     "What a record says of the GPU; of a machine without one, that there is none."
     if not torch.cuda.is_available():
@@ -94,6 +123,7 @@ def describe_gpu() -> dict:
         capability=f"{p.major}.{p.minor}",
         multiprocessors=p.multi_processor_count,
         driver=_answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        power_limit=_answer("nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader"),
         cuda=torch.version.cuda,
         cudnn=torch.backends.cudnn.version(),
     )
@@ -118,9 +148,16 @@ def code_state() -> str:
 
 
 def one_line(error: BaseException) -> str:
-    "An error as a cell of a table."
-    first = (str(error).strip().splitlines() or [""])[0]
+    "An error as a cell of a table: its first line, with the next one where it ends in a colon."
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return f"{type(error).__name__}: {first}"[:200]
+
+
+def told(error: BaseException) -> str:
+    "The same of an error that costs a row. Where it was goes to stderr: to mend it one wants to know."
+    traceback.print_exception(error, limit=-6)
+    return one_line(error)
 
 
 class Record:
@@ -195,7 +232,7 @@ def run_cases(record: Record, cases: list[tuple[str, Callable]]) -> bool:
         except Later as later:
             finished, rows = False, plain(later.rows)
         except Exception as error:  # out of memory, not supported: a row, and the next case
-            rows = [dict(error=one_line(error))]
+            rows = [dict(error=told(error))]
         record.put(case, rows, finished)
         for row in rows:
             print(f"    {json.dumps(row)[:300]}", flush=True)

@@ -12,7 +12,7 @@ import torch
 
 from gpu_pieces.clock import ms, take_turns
 from gpu_pieces.peers import build_nanogpt_step, nanogpt_step
-from gpu_pieces.record import free_memory, one_line
+from gpu_pieces.record import free_memory, told
 from gpu_pieces.training import (
     Step,
     clocked,
@@ -39,10 +39,10 @@ LADDER = [  # (name, what it changes in the step before it)
 ]
 # what is tried on top of the last, each by itself
 BRANCHES = [
+    ("Muon", dict(optimizer="muon")),
     ("loss in chunks", dict(loss_chunk=8192)),
     ("activations computed again", dict(checkpoint=True)),
     ("both, for memory", dict(loss_chunk=8192, checkpoint=True)),
-    ("Muon", dict(optimizer="muon")),
     ("max-autotune", dict(compile="max-autotune")),  # the last: it compiles for minutes
 ]
 
@@ -87,7 +87,7 @@ def seen_within(setup, step) -> dict:
         with _quiet_stderr():
             return dict(syncs=syncs, host_reads=host_reads(step)) | trace(several, setup.device)
     except Exception as error:
-        return dict(not_seen=one_line(error))
+        return dict(not_seen=told(error))
 
 
 def forget():
