@@ -107,6 +107,12 @@ def test_the_footer_says_how_much_text_there_is():
     assert sum(len(t.encode()) for t in texts) < found < 1.1 * sum(len(t.encode()) for t in texts)
 
 
+def test_the_footer_says_less_where_a_dictionary_holds_copies_once():
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": ["x" * 2000] * 1000}), file)
+    assert parquet_text_bytes(file, "d.parquet", "text") < 10_000
+
+
 def test_lines_are_found_wherever_the_blocks_of_a_compressed_file_end():
     lines = "".join(json.dumps({"text": "x" * n}) + "\n" for n in range(0, 3000, 7)).encode()
     frames = b"".join(zstandard.compress(lines[i : i + 1001]) for i in range(0, len(lines), 1001))

@@ -164,3 +164,26 @@ def test_nanogpts_folder_is_verified_to_its_last_id(tmp_path, capsys):
     tokens.tofile(tmp_path / "val.bin")
     assert main(["verify", str(tmp_path), "--tokenizer", "byte"]) == 2
     assert "holds id 300" in capsys.readouterr().err
+
+
+def test_settings_that_a_single_text_has_no_use_for_are_named(folder, tmp_path, capsys):
+    (tmp_path / "one.txt").write_text("A sentence of some length. " * 40)
+    flags = "--tokenizer byte --workers 0 --shard-tokens 500".split()
+    assert main(["prepare", str(tmp_path / "one.txt"), str(tmp_path / "a"), *flags]) == 0
+    assert "one shard: --shard-tokens, --workers had no part in it" in capsys.readouterr().out
+    assert main(["prepare", str(tmp_path / "one.txt"), str(tmp_path / "b"), *flags[:2]]) == 0
+    assert main(["prepare", str(folder), str(tmp_path / "c"), *flags, "--val-fraction", "0.1"]) == 0
+    assert "no part in it" not in capsys.readouterr().out
+
+
+def test_a_separator_is_advised_for_txt_only_whatever_the_path(tmp_path, capsys):
+    (tmp_path / "a x b").mkdir()
+    rows = [{"text": f"Story {i} of many.<|endoftext|>"} for i in range(100)]
+    (tmp_path / "a x b/s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--tokenizer", "byte", "--workers", "0", "--val-fraction", "0.1"]
+    assert main(["prepare", str(tmp_path / "a x b/s.jsonl"), str(tmp_path / "one"), *flags]) == 0
+    said = capsys.readouterr().out
+    assert "100 x <|endoftext|> in it" in said and "--separator" not in said
+    (tmp_path / "a x b/s.txt").write_text("".join(row["text"] for row in rows))
+    assert main(["prepare", str(tmp_path / "a x b/s.txt"), str(tmp_path / "two"), *flags]) == 0
+    assert "--separator" in capsys.readouterr().out

@@ -1,6 +1,8 @@
 import copy
+import errno
 import gzip
 import json
+import os
 import sys
 
 import fsspec.registry  # noqa: F401
@@ -87,6 +89,8 @@ def test_a_folder_is_read_in_order_of_its_names_whatever_its_files_are(tmp_path)
     (tmp_path / "y.txt").write_text("another")
     (tmp_path / "notes.md").write_text("not data")
     (tmp_path / ".hidden.txt").write_text("not data")
+    (tmp_path / "sub/.cache").mkdir()
+    (tmp_path / "sub/.cache/copy.txt").write_text("not data")
     texts = read(find_documents(str(tmp_path)))
     assert [t.split()[0] for t in texts[::3]] == ["a.parquet", "b.jsonl", "sub/c.jsonl.gz", "another"]
     assert texts[-1] == "a text"
@@ -171,6 +175,22 @@ def test_a_truncated_file_is_named_and_where_it_ends(tmp_path, name, keep):
     path.write_bytes(raw[: int(len(raw) * keep)])
     with pytest.raises(UserError, match=f"{name} (cannot be read|line [0-9]+ is not json)"):
         read(find_documents(str(path), chunk_rows=16))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of a file are a system's own")
+def test_a_file_that_the_system_refuses_is_named_and_not_called_damaged(tmp_path, monkeypatch):
+    for name in ("a.txt", "b.txt"):  # read together
+        (tmp_path / name).write_text("some words")
+
+    def refused(name, *how):
+        if name.endswith("b.txt"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return open(name, *how)
+
+    monkeypatch.setattr(data_documents, "open", refused, raising=False)
+    with pytest.raises(UserError, match="b.txt: Permission denied: choose a place") as told:
+        read(find_documents(str(tmp_path)))
+    assert "a.txt" not in str(told.value) and "damaged" not in str(told.value)
 
 
 @pytest.mark.parametrize("compression", ["NONE", "SNAPPY", "ZSTD"])
@@ -267,6 +287,19 @@ def test_a_tokenizer_is_trained_on_training_documents_from_the_beginning_of_ever
         )
 
 
+def test_what_small_files_lack_for_the_tokenizers_training_the_larger_ones_give(tmp_path, monkeypatch):
+    write(tmp_path / "a.jsonl", [f"large {i} " + "é" * 20 for i in range(400)])
+    for i in range(9):
+        write(tmp_path / f"b{i}.jsonl", [f"small {i}"])
+    seen = []
+    monkeypatch.setattr(
+        "tinygpt.data.documents.BPETokenizer.train", lambda some, vocab_size: seen.extend(some)
+    )
+    choose_tokenizer("bpe", find_documents(str(tmp_path)), 300, 0.001, train_bytes=5000)
+    assert sum(text.startswith("small") for text in seen) == 9
+    assert 5000 <= sum(len(text.encode()) for text in seen) < 5060
+
+
 # remote files, on file systems that need no network
 
 
@@ -338,8 +371,24 @@ def test_a_connection_that_breaks_off_is_tried_again_and_nothing_is_read_twice(h
     Hub.failures = 4
     assert read(documents) == [f"story {i}" for i in range(10)]
     Hub.failures = 5
-    with pytest.raises(UserError, match="does not answer"):
+    with pytest.raises(UserError, match="does not answer.*check the network"):
         read(documents)
+
+
+def test_a_network_that_is_away_for_half_a_minute_does_not_end_a_run(hub, monkeypatch):
+    waited = []
+    monkeypatch.setattr("tinygpt.data.documents.time.sleep", waited.append)
+    Hub.failures = 4
+    assert read(find_documents("tinystories")) == [f"story {i}" for i in range(10)]
+    assert sum(waited) > 30 and waited == sorted(waited) and waited[0] < 1
+
+
+def test_a_store_that_does_not_say_how_large_a_file_is_is_read(tmp_path, memory, monkeypatch):
+    memory.pipe("/x/d.jsonl", write(tmp_path / "d.jsonl", ["one", "two"]).read_bytes())
+    memory.pipe("/x/e.jsonl.gz", write(tmp_path / "e.jsonl.gz", ["three"]).read_bytes())
+    monkeypatch.setattr(MemoryFileSystem, "size", lambda fs, path: None)
+    documents = find_documents("memory://x")
+    assert documents.text_bytes() == 0 and read(documents) == ["one", "two", "three"]
 
 
 def test_a_connection_that_breaks_off_in_the_middle_is_read_on_from_the_chunk_it_had_reached(
@@ -367,7 +416,7 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do():
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, package, name):
     path = write(tmp_path / name, ["a"])
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=f"needs the package {package}: pip install"):
+    with pytest.raises(UserError, match=f'needs the package {package}: pip install "tinygpt.hub."'):
         read(find_documents(str(path)))
 
 

@@ -162,3 +162,15 @@ def test_the_stream_loader_does_not_train_on_the_documents_that_are_held_out(tmp
     in_val = [name for name in names if name in held_out]
     assert in_val and not [name for name in in_val if name in trained]
     assert len([name for name in names if name in trained]) > 100
+
+
+def test_documents_are_not_refused_for_the_size_that_a_footer_says(tmp_path, cache):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = [f"{i % 3} " + "words " * 100 for i in range(300)]  # a dictionary holds three
+    pq.write_table(pa.table({"text": [*texts, *(f"page {i}" for i in range(100))]}), tmp_path / "d.parquet")
+    data = open_data(str(tmp_path / "d.parquet"), "byte", loader="stream")
+    assert data.meta["splits"]["train"]["bytes"] < 8192
+    loader = make_loader("stream", data, 2, 8192)
+    x, _ = next(loader)
+    loader.close()
+    assert x.shape == (2, 8192)

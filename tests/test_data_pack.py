@@ -99,6 +99,22 @@ def test_rows_of_the_bos_lane_begin_with_documents_and_all_tokens_are_kept_or_co
     assert begun == 2 * len(sizes)  # of every document at least the beginning
 
 
+@settings(max_examples=60, deadline=None)
+@given(sizes_, st.integers(2, 12), st.integers(1, 6), kinds)
+def test_the_costs_before_a_stop_and_after_it_add_up_to_those_of_the_whole(sizes, length, chunk_rows, kind):
+    events = events_of(documents_of(sizes), chunk_rows, 2)
+    lane, stops = kind((0, 0, 0), length, Counter()), []
+    for event in events:
+        lane.push(*event)
+        while lane.ready():
+            lane.take()
+            stops.append((lane.cursor, lane.costs.copy()))
+    for cursor, before in stops:
+        rest = [e for e in events if e[0] >= cursor[0]]
+        after = run(kind, rest, length, cursor)[2]
+        assert before + after == lane.costs
+
+
 @pytest.mark.parametrize("kind", LANES.values())
 def test_an_epoch_without_a_document_for_the_lane_is_passed_over(kind):
     lane = kind((0, 0, 0), 4, Counter())

@@ -155,6 +155,38 @@ def stop_after(writes, monkeypatch, folder, out):
         small(folder, out)
 
 
+def test_a_folder_that_is_no_complete_one_of_the_same_recipe_keeps_its_progress_json(
+    tmp_path, chunky, monkeypatch
+):
+    corpus(tmp_path / "in")
+    stop_after(4, monkeypatch, tmp_path / "in", tmp_path / "out")
+    (tmp_path / "learn").mkdir()
+    (tmp_path / "learn/progress.json").write_text('{"solved": 40}')
+    small(tmp_path / "in", tmp_path / "other", val_fraction=0.3)
+    (tmp_path / "other/progress.json").write_text("{}")  # as a kill leaves it after the renaming
+    for name, told in (
+        ("out.partial", "give .*out, and it goes on"),
+        ("learn", "exists"),
+        ("other", "exists"),
+    ):
+        before = content(tmp_path / name)
+        with pytest.raises(UserError, match=told):
+            small(tmp_path / "in", tmp_path / name)
+        assert content(tmp_path / name) == before
+    small(tmp_path / "in", tmp_path / "out")  # and the work that was interrupted goes on
+
+
+def test_a_full_shard_that_is_gone_or_short_is_noticed_when_the_work_goes_on(tmp_path):
+    writer = ShardWriter(tmp_path, "train", "<u2", shard_tokens=10)
+    writer.append(np.arange(20), documents=1, size=20)
+    state = writer.state_dict()
+    assert len(state["shards"]) == 2 and state["tokens"] == 0  # nothing is half written
+    for harm in (lambda path: os.truncate(path, 18), Path.unlink):
+        harm(tmp_path / "train.bin")
+        with pytest.raises(UserError, match="train.bin is shorter than its progress.json says"):
+            ShardWriter(tmp_path, "train", "<u2", shard_tokens=10).load_state_dict(state)
+
+
 def test_going_on_with_other_settings_or_other_files_is_refused_and_named(tmp_path, chunky, monkeypatch):
     corpus(tmp_path / "in")
     stop_after(4, monkeypatch, tmp_path / "in", tmp_path / "out")

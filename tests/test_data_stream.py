@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tinygpt.data.documents import Documents, find_documents, is_held_out
 from tinygpt.data.open import make_loader
-from tinygpt.data.stream import StreamLoader, merge_states, open_stream
+from tinygpt.data.stream import Prefetch, StreamLoader, merge_states, open_stream
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -304,6 +304,15 @@ def test_an_error_in_the_thread_reaches_the_training_loop_and_stays():
     loader.close()
 
 
+def test_an_iterator_that_ends_ends_the_thread_ahead_and_nobody_waits_for_more():
+    ahead = Prefetch(iter([1, 2]), size=1)
+    assert [next(ahead), next(ahead)] == [1, 2]
+    for _ in range(2):  # and again for whoever asks again
+        with pytest.raises(StopIteration):
+            next(ahead)
+    ahead.close()
+
+
 def test_epochs_differ_in_order_where_shuffled_and_not_where_not():
     documents = texts(60, 20)
     for shuffle in (True, False):
@@ -414,6 +423,12 @@ def test_streams_leave_out_what_is_held_out_and_validate_on_it(tmp_path, cache):
     batches = [next(loader) for _ in range(300)]
     loader.close()
     assert sorted(documents_in(epochs_of(batches, 0)[0])) == sorted(set(documents) - set(held_out))
+
+
+def test_making_the_tokens_of_a_stream_is_told_where_it_is_asked_for(tmp_path, cache, capsys):
+    write_jsonl(tmp_path / "d.jsonl", [f"document {i} " * 3 for i in range(300)])
+    open_stream(str(tmp_path / "d.jsonl"), "byte", val_fraction=0.1, progress=True)
+    assert "tokenizing, once" in capsys.readouterr().err
 
 
 WORKER = """

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tinygpt.data.tokens as tokens_module
+from tinygpt.data.documents import find_documents
 from tinygpt.data.tokens import (
     Corpus,
     Shards,
@@ -343,6 +344,16 @@ def test_a_disk_that_takes_no_more_ends_in_a_sentence_and_leaves_nothing(
     assert not left and not (tmp_path / "tokens").exists()
 
 
+@pytest.mark.parametrize("separator", ["", "<|endoftext|>"])
+def test_a_mark_of_utf8_at_the_beginning_of_a_text_is_no_part_of_it(tmp_path, separator):
+    text = "Once upon a time.<|endoftext|>The end of the story, which is long enough."
+    (tmp_path / "s.txt").write_text(text, encoding="utf-8-sig")
+    corpus = load_corpus(str(tmp_path / "s.txt"), separator)
+    [chunk] = find_documents(str(tmp_path / "s.txt"), separator=separator).chunks(0)
+    for texts in (corpus.train + corpus.val, chunk.texts):
+        assert "".join(texts) == text.replace(separator, "")
+
+
 @pytest.mark.parametrize("separator", ["<|endoftext|>", "\\n\\n", "---\\n"])
 def test_a_text_is_split_at_a_separator_as_a_shell_hands_it_over(tmp_path, separator):
     stories = [f"Story {i} begins.\nAnd it ends." for i in range(30)]
@@ -363,8 +374,11 @@ def test_a_text_with_the_special_token_spelled_out_is_warned_of_with_the_count(t
 def test_hidden_files_and_pipes_in_a_folder_are_passed_over(tmp_path):
     (tmp_path / "a.txt").write_text("A text that is long enough to be divided. " * 4)
     (tmp_path / "._a.txt").write_bytes(b"\xff\xfe")  # as macOS leaves them
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints/a-checkpoint.txt").write_text("An older copy of the text. " * 4)
     os.mkfifo(tmp_path / "pipe.txt")
-    assert len(load_corpus(str(tmp_path)).train) == 1
+    corpus = load_corpus(str(tmp_path))
+    assert len(corpus.train) == 1 and "older copy" not in corpus.train[0] + corpus.val[0]
 
 
 # several files as one array
@@ -402,6 +416,16 @@ def test_gathers_from_shards_are_those_of_one_array(n, size, data):
         and shards.tolist() == tokens.tolist()
         and len(shards) == n
     )
+
+
+def test_places_beyond_token_files_and_masks_are_refused_and_not_read_elsewhere():
+    shards = cut(np.arange(10, 18, dtype=np.uint16), 3)
+    for place in (8, -9, np.array([0, -9])):
+        with pytest.raises(IndexError, match="of 8 tokens"):
+            shards[place]
+    with pytest.raises(TypeError, match="no masks"):
+        shards[shards[:] > 12]
+    assert shards[-8] == 10 and shards[np.flatnonzero(shards[:] > 15)].tolist() == [16, 17]
 
 
 @settings(max_examples=100, deadline=None)

@@ -178,3 +178,11 @@ def test_a_release_takes_what_was_unreleased_and_its_notes_say_it():
     assert release.notes(after, "0.1.1") == "New." and release.notes(after, "0.1.0") == "Old."
     assert release.notes(after, "0.1") == "" == release.notes(before, "0.1.1")
     assert release.notes(after, "Unreleased") == ""
+
+
+def test_an_extra_that_an_error_message_tells_to_install_is_one():
+    settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
+    extras = set(re.findall(r"^(\w+)_requirements", settings, re.M))
+    for path in (ROOT / "tinygpt").rglob("*.py"):
+        asked = re.findall(r"tinygpt\[([\w,]+)\]", path.read_text(encoding="utf-8"))
+        assert {name for names in asked for name in names.split(",")} <= extras, path

@@ -23,6 +23,7 @@ from tinygpt.support import (
     cache_dir,
     check_exercise,
     command,
+    file_problem,
     gpu_record,
     hold_lock,
     interval,
@@ -51,6 +52,12 @@ def test_atomic_path_shows_nothing_under_the_final_name_before_the_block_ends(tm
         (tmp / "x").write_text("1")
         assert not (tmp_path / "deep/folder").exists()
     assert (tmp_path / "deep/folder/x").read_text() == "1" and os.listdir(tmp_path / "deep") == ["folder"]
+
+
+def test_a_disk_without_room_is_told_with_the_path_that_was_asked_for(tmp_path):
+    with pytest.raises(OSError) as told, atomic_path(tmp_path / "a.txt"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as `write` raises it
+    assert file_problem(told.value) == f"{tmp_path / 'a.txt'}: {os.strerror(errno.ENOSPC)}: make room there"
 
 
 def test_a_lock_is_held_by_one_until_its_block_ends_however_it_does(tmp_path):
@@ -109,7 +116,6 @@ def test_a_timing_prints_in_a_unit_that_reads_well(seconds, text):
     assert str(Timing(seconds, seconds, seconds)).startswith(text)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="counts CPU tensors where there is no GPU")
 def test_peak_bytes_is_the_highest_point_not_the_sum_or_the_end():
     x = torch.zeros(1000, 250)  # 1 MB
 
@@ -134,19 +140,35 @@ def test_a_stub_is_reported_and_a_wrong_solution_raises(capsys):
     def wrong(x):
         return 5
 
+    def same(x):
+        return x
+
+    def told(x):
+        "What it does."
+        ...
+
     def check(f):
         assert f(1) == 2, "f(1) should be 2"
 
     check_exercise(stub)(check)
     assert "not solved yet" in capsys.readouterr().out
-    with pytest.raises(AssertionError, match="f\\(1\\) should be 2"):
-        check_exercise(wrong)(check)
+    check_exercise(told)(check)
+    assert "not solved yet" in capsys.readouterr().out
+    for solution in (wrong, same):
+        with pytest.raises(AssertionError, match="f\\(1\\) should be 2"):
+            check_exercise(solution)(check)
     check_exercise(lambda x: x + 1)(check)
     assert "solved" in capsys.readouterr().out
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_machine_with_a_gpu_both_its_memory_and_the_cpus_are_counted():
+    for device in ("cuda", "cpu"):
+        assert peak_bytes(lambda: torch.ones(1_000_000, device=device) + 1) == pytest.approx(8e6, rel=0.01)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about the profiler's count on the CPU")
 def test_garbage_of_an_earlier_call_is_not_counted_as_memory_given_back():
     def leave_garbage():
         ring = [torch.ones(1_000_000)]

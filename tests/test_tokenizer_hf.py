@@ -10,12 +10,13 @@ import pytest
 pytest.importorskip("tokenizers")
 from foreign import ODD, TEXT, llama_tokenizer, save_folder, smollm_tokenizer
 from tokenizers import Tokenizer as Theirs
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from tinygpt import tokenizer_hf
 from tinygpt.data.tokens import Corpus, build_tokenizer, open_token_data, write_token_data
 from tinygpt.support import UserError
 from tinygpt.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer, byte_spelling
-from tinygpt.tokenizer_hf import HFTokenizer, read_hf_tokenizer, read_tokenizer, token_speller
+from tinygpt.tokenizer_hf import HFTokenizer, _library, read_hf_tokenizer, read_tokenizer, token_speller
 
 MAKERS = {"smollm": (smollm_tokenizer, "<|endoftext|>"), "llama": (llama_tokenizer, "</s>")}
 every = pytest.mark.parametrize("name", MAKERS)
@@ -108,6 +109,36 @@ def test_bytes_that_have_no_token_are_left_out_with_a_warning_said_once(tmp_path
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ours.encode("日") == []
+
+
+def test_a_text_that_the_tokenizer_changes_is_warned_of_once(tmp_path):
+    lower = smollm_tokenizer()
+    lower.normalizer = normalizers.Lowercase()
+    ours = read_hf_tokenizer(save_folder(tmp_path / "a", lower))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ours.decode(ours.encode("the union")) == "the union"
+    with pytest.warns(UserWarning, match="1 of 2 texts are not what their ids decode to"):
+        ours.encode_batch(["the union", "The Union"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ours.decode(ours.encode("The Union")) == "the union"
+
+    space = smollm_tokenizer()
+    space.pre_tokenizer, space.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.BpeTrainer(special_tokens=["<|endoftext|>"], show_progress=False)
+    space.train_from_iterator([TEXT], trainer)
+    ours = read_hf_tokenizer(save_folder(tmp_path / "b", space))
+    assert ours.adds_space and ours.encode("the") == space.encode("the").ids
+    with pytest.warns(UserWarning, match="this tokenizer changes text"):
+        assert ours.encode(" the") == ours.encode("the")
+
+
+def test_a_template_does_not_read_the_file_again_for_each_text(tmp_path, monkeypatch):
+    ours, calls = opened(tmp_path, "smollm"), []
+    monkeypatch.setattr(tokenizer_hf, "_library", lambda text: calls.append(1) or _library(text))
+    assert ours.encode_template("a<|endoftext|>") == [*ours.encode("a"), ours.eot]
+    assert ours.encode_template("b") == ours.encode("b") and len(calls) <= 1
 
 
 @every
@@ -209,8 +240,12 @@ def test_a_model_with_fewer_ids_than_the_tokenizer_and_an_end_beyond_them_are_re
 
 
 def test_without_the_library_or_the_file_a_sentence_says_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="holds no tokenizer.json"):
+    with pytest.raises(UserError, match="holds no tokenizer.json: put the model's own there"):
         read_hf_tokenizer(tmp_path)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/vocab.json").write_text("{}")  # from which transformers can make one
+    with pytest.raises(UserError, match="holds no tokenizer.json: AutoTokenizer"):
+        read_hf_tokenizer(tmp_path / "old")
     folder = save_folder(tmp_path, smollm_tokenizer())
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match="pip install tokenizers"):

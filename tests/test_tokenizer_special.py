@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -125,6 +127,16 @@ def test_saved_loaded_and_sent_to_a_process_it_is_the_same(base, tmp_path):
     others = [(NAMES, [], "{{ messages }}"), (NAMES[:2], ["<|end|>"], "{{ messages }}"), (NAMES, ["<|end|>"])]
     assert tok.fingerprint not in {SpecialTokenizer(base, *other).fingerprint for other in others}
     assert build_tokenizer(str(tmp_path / "tok.json"), None).fingerprint == tok.fingerprint
+
+
+def test_a_program_that_imports_no_more_than_the_tokenizer_loads_each_kind(tmp_path):
+    base = hf_base(tmp_path / "hf")
+    program = "import sys; from tinygpt.tokenizer import Tokenizer; print(Tokenizer.load(sys.argv[1]).kind)"
+    for tok in (base, SpecialTokenizer(base, ["<|user|>"], ends=[])):
+        tok.save(tmp_path / "tok.json")
+        run = [sys.executable, "-c", program, str(tmp_path / "tok.json")]
+        done = subprocess.run(run, capture_output=True, text=True)
+        assert done.stdout.strip() == tok.kind, done.stderr
 
 
 def test_a_text_is_prepared_with_it_as_with_its_base(tmp_path):

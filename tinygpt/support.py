@@ -32,6 +32,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
+from torch.autograd import DeviceType
 
 # %% ../nbs/more/00_support.ipynb #usererror
 class UserError(ValueError):
@@ -116,6 +117,10 @@ def atomic_path(
             raise FileExistsError(f"{path} exists")
         os.replace(inner, path)
         _to_disk(path.parent)  # if you remove an older version now, you have this one
+    except OSError as error:
+        if error.errno and error.filename is None:  # a full disk: `write` does not say of which file
+            error.filename = str(path)
+        raise
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 
@@ -209,18 +214,20 @@ def _quiet_stderr():
 def peak_bytes(
     fn,  # called without arguments, once; call it before if the first call differs
 ) -> int:
-    "The most bytes of tensor memory that `fn()` held at one time, beyond what was there before it."
+    """The most bytes of tensor memory that `fn()` held at one time, beyond what was there before it.
+
+    The peak on the CPU, and where there is a CUDA GPU the peak there, added.
+    """
+    gc.collect()  # garbage of an earlier call, collected in this one, would count as memory given back
     # on a GPU torch's allocator keeps the count
-    if torch.cuda.is_available():
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
         synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        fn()
-        synchronize()
-        return torch.cuda.max_memory_allocated() - before
 
-    # on a CPU the profiler lists what was allocated (positive) and released (negative)
-    gc.collect()  # garbage of an earlier call, collected in this one, would count as memory given back
+    # on the CPU, also that of a machine with a GPU, the profiler lists what was allocated (positive) and
+    # released (negative)
     prof = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     with _quiet_stderr():
         prof.start()
@@ -230,6 +237,7 @@ def peak_bytes(
         with _quiet_stderr():
             prof.stop()
     events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = [e for e in events if e.device_type() == DeviceType.CPU]
     events.sort(key=lambda e: e.start_ns())
 
     # the sum so far is what is held; its highest point is the peak
@@ -237,7 +245,10 @@ def peak_bytes(
     for event in events:
         now += event.nbytes()
         peak = max(peak, now)
-    return peak
+    if not on_gpu:
+        return peak
+    synchronize()
+    return peak + torch.cuda.max_memory_allocated() - before
 
 # %% ../nbs/more/00_support.ipynb #plots
 PALETTE = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000"]
@@ -397,11 +408,12 @@ def _is_stub(fn) -> bool:
     if code is None:  # a class: still a stub while it defines no method of its own
         return not any(callable(v) for v in vars(fn).values())
 
-    # `...` as a statement may differ from `lambda: ...` in its constants, not in names or calls
+    # `...` as a statement may differ from `lambda: ...` in its constants, not in names or instructions
     blank = (lambda: ...).__code__
     names_nothing = not code.co_names
     only_blank_constants = set(code.co_consts) <= {None, ..., fn.__doc__}
-    return names_nothing and only_blank_constants and len(code.co_code) <= len(blank.co_code)
+    same_instructions = code.co_code[::2] == blank.co_code[::2]  # at the odd places stands which constant
+    return names_nothing and only_blank_constants and same_instructions
 
 # %% ../nbs/more/00_support.ipynb #command
 def _speaks() -> bool:
@@ -500,7 +512,7 @@ def parse_options(
         return parsed
 
     flag = unknown[0].split("=")[0]
-    known = _flags(options)
+    known = _flags(options, chosen=parsed)
     if tyro.conf.OmitArgPrefixes in settings.get("config", ()):
         known = [name.split(".")[-1] for name in known]
     near = difflib.get_close_matches(flag.strip("-").replace("_", "-"), known, n=1)
@@ -508,12 +520,14 @@ def parse_options(
     raise UserError(f"{flag} is not a setting: {hint}")
 
 
-def _flags(options, prefix: str = "") -> list[str]:
+def _flags(options, prefix: str = "", chosen=None) -> list[str]:
     "Names of the flags that tyro makes of a dataclass or a union of them: n-embd, in a group model.n-embd."
     import tyro
 
     # Annotated[Options, ...] and A | B: look at what they are made of; a plain type has no parts
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        if dataclasses.is_dataclass(chosen):  # of several subcommands this one was given
+            return _flags(type(chosen), prefix, chosen)
         return [name for part in typing.get_args(options) for name in _flags(part, prefix)]
 
     names = []
@@ -521,5 +535,5 @@ def _flags(options, prefix: str = "") -> list[str]:
         if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
             continue
         name = prefix + field.replace("_", "-")
-        names += _flags(kind, name + ".") or [name]
+        names += _flags(kind, name + ".", getattr(chosen, field, None)) or [name]
     return names

@@ -100,6 +100,8 @@ class Tokenizer(Vocabulary):
         """
         try:
             spec = json.loads(Path(path).read_text(encoding="utf-8"))
+            if spec["kind"] in ("hf", "special", "nanogpt"):  # of later pages, which add them to `_KINDS`
+                importlib.import_module("tinygpt.tokenizer_special")
             tokenizer = _KINDS[spec["kind"]]._from_spec(spec)
             intact = tokenizer.fingerprint == spec["fingerprint"]
         except UserError:

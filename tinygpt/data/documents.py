@@ -22,7 +22,7 @@ from tinygpt.data.chunks import (
     read_separated,
 )
 from .tokens import build_tokenizer, check_regular, encoding_problem, source_path
-from ..support import UserError
+from ..support import UserError, file_problem
 from ..tokenizer import BPETokenizer, Tokenizer
 
 # %% ../../nbs/more/03_data_documents.ipynb #documents
@@ -69,7 +69,7 @@ class Documents:
 
     @property
     def is_one_text(self) -> bool:
-        "Whether all there is is a text on the disk: `load_corpus` can divide it by place, lots cannot."
+        "Whether all is one text on the disk, which `load_corpus` divides by place: it has but one hash."
         if self.fs is not None or self.separator or len(self.files) != 1 or len(self.files[0]) != 1:
             return False
         return self.files[0][0][0].endswith(".txt")
@@ -84,7 +84,7 @@ class Documents:
         # how many row groups a parquet file has -> in which order to read them
         order: Callable[[int], Iterable[int]] = range,
     ) -> Iterator[Chunk]:
-        """The chunks of a file; a remote one gets four more tries.
+        """The chunks of a file; a remote one gets four more tries, in 42 seconds.
 
         UserError that names the file and the row for what cannot be read.
         """
@@ -101,7 +101,7 @@ class Documents:
             except Exception as error:  # of pyarrow, zlib, zstandard, or the network
                 if self.fs is None or tries == 4:
                     raise self._broken(name, error, skip) from None
-                time.sleep(2**tries / 2)
+                time.sleep(4**tries / 2)
                 tries += 1
 
     def walk(
@@ -137,12 +137,17 @@ class Documents:
             raise self._broken(name, error) from None
 
     def _broken(self, name: str, error: Exception, skip: int = 0) -> UserError:
+        name = getattr(error, "document", name)
+        if self.fs is None and isinstance(error, OSError) and error.errno:  # the system refused it
+            error.filename = error.filename or name
+            return UserError(f"data: {file_problem(error)}")
+        remedy = "it is cut short or damaged, fetch it again"
+        if self.fs is not None:
+            remedy = "check the network, and the file, then give the command again"
         row = ""
         if skip and not name.endswith(".parquet"):  # of parquet the error names the row group
             row = f" after row {skip * self.chunk_rows}"
-        return UserError(
-            f"data: {name} cannot be read{row} ({error}): it is cut short or damaged, fetch it again"
-        )
+        return UserError(f"data: {name} cannot be read{row} ({error}): {remedy}")
 
     def _read(self, group: list[tuple[str, int]], name: str, skip: int, order) -> Iterator[Chunk]:
         if self.texts is not None:
@@ -164,8 +169,12 @@ class Documents:
                     yield from read_jsonl(file, name, self.text_key, self.chunk_rows, skip)
 
     def _whole(self, path: str) -> bytes:
-        with self.open(path) as file:
-            raw = file.read()
+        try:
+            with self.open(path) as file:
+                raw = file.read()
+        except Exception as error:
+            error.document = path  # which of those that are read together
+            raise
         if problem := encoding_problem(raw, path):
             raise UserError(f"data: {problem}")
         return raw
@@ -208,14 +217,15 @@ def find_documents(
 
 
 def _list_local(data: str) -> list[tuple[str, int]]:
-    "[(path, bytes)] of a file, or of all files below a folder but those whose name begins with a dot."
+    "[(path, bytes)] of a file, or of all below a folder, but nothing whose name begins with a dot."
     path = source_path(data)
     if not path.exists():
         raise UserError(f"data: {data} does not exist; known data sets are {', '.join(HUB)}")
     check_regular(path)
     found = [path]
     if path.is_dir():
-        found = [p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")]
+        parts = {p: p.relative_to(path).parts for p in path.rglob("*") if p.is_file()}
+        found = [p for p in parts if not any(part.startswith(".") for part in parts[p])]
     return [(p.as_posix(), p.stat().st_size) for p in found]
 
 # %% ../../nbs/more/03_data_documents.ipynb #remote
@@ -231,10 +241,10 @@ def _list_remote(url: str):
             paths = fs.glob(path)
         else:
             paths = fs.find(path) if fs.isdir(path) else [path]
-        return fs, [(p, fs.size(p)) for p in paths]
+        return fs, [(p, fs.size(p) or 0) for p in paths]  # some servers do not say it
     except ImportError as error:
-        need = "huggingface_hub" if hub else "the package of its protocol"
-        raise UserError(f'data: {url} needs {need} ({error}): pip install "tinygpt[data]"') from None
+        remedy = 'pip install "tinygpt[hub]"' if hub else "install what it names"
+        raise UserError(f"data: {url} needs another package ({error}): {remedy}") from None
     except Exception as error:  # of whatever client stands behind the protocol
         hint = "download its files and give their folder"
         if hub:
@@ -274,14 +284,17 @@ def choose_tokenizer(
         return build_tokenizer(spec, None)
 
     def some():
-        for file in range(len(documents)):
-            left = train_bytes // len(documents)
+        groups, rest = documents.files, train_bytes
+        order = sorted(range(len(groups)), key=lambda file: sum(size for _, size in groups[file]))
+        for done, file in enumerate(order):  # the smallest first: what they have not, the larger ones give
+            share = left = rest // (len(order) - done)
             for chunk in documents.chunks(file):
                 for text in chunk.texts:
                     if left > 0 and not is_held_out(text, fraction):
-                        left -= len(text)
+                        left -= len(text.encode())
                         yield text
                 if left <= 0:
                     break
+            rest -= share - max(left, 0)
 
     return BPETokenizer.train(some(), vocab_size)

@@ -77,7 +77,7 @@ def open_nanogpt(
     # what made the ids, where there is no meta.pkl: "gpt2", "byte", or the path of a saved tokenizer
     tokenizer: str = "gpt2",
 ) -> TokenData:
-    "Open what nanoGPT's prepare.py wrote. Nothing is copied or changed."
+    "Open what nanoGPT's prepare.py wrote. Nothing is copied or changed. Its fingerprint is of a sample."
     made_by = _nanogpt_tokenizer(folder, tokenizer)
     dtype = np.dtype("<u2")
     arrays, splits = {}, {}
@@ -148,8 +148,10 @@ def make_loader(
 ) -> RandomLoader | ShardLoader | StreamLoader:
     "The loader called `kind`: an iterator of (x, y) with state_dict, load_state_dict and close."
     size = data.meta["splits"]["train"]["bytes"]
-    check_size(size, data.meta["source"])
     is_text = isinstance(data.train, Documents)
+    is_known = not is_text or data.train.texts is not None  # of files of documents the size is a guess
+    if is_known:
+        check_size(size, data.meta["source"])
     if is_text and kind != "stream":
         raise UserError(f"loader = {kind} does not fit data that is text: choose stream")
     if kind == "stream" and not is_text:
@@ -161,7 +163,7 @@ def make_loader(
         return ShardLoader(data.train, batch_size, block_size, **place)
     if kind != "stream":
         raise UserError(f"loader = {kind!r} is not known: choose random, shard or stream")
-    if size <= block_size:  # a token has a byte at least
+    if is_known and size <= block_size:  # a token has a byte at least
         raise UserError(
             f"data: {size} bytes of text are fewer than one block of {block_size} + 1 tokens: "
             "lower block_size, or bring more text"

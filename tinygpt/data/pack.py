@@ -170,8 +170,8 @@ class BosLane(Lane):
             size += len(tokens)
             self.have -= len(tokens)
         rows, dropped = pack_best_fit(group, self.length)
-        self.costs["dropped"] += dropped
         if self.cursor[2] == 0:  # else the group was counted before the state was saved
+            self.costs["dropped"] += dropped
             self.dropped += dropped
         self.rows = rows[self.cursor[2] :]
         self.after = (chunk, document + 1, 0)

@@ -135,13 +135,18 @@ class ShardWriter:
         self.tokens = state["tokens"]
         self.documents = state["documents"]
         self.bytes = state["bytes"]
+        recorded = [(shard["file"], shard["tokens"]) for shard in self.shards]
+        if self.tokens:
+            recorded.append((self.path(len(self.shards)).name, self.tokens))
+        for file, tokens in recorded:
+            path, size = self.folder / file, tokens * self.dtype.itemsize
+            if not path.exists() or path.stat().st_size < size:
+                raise UserError(
+                    f"out: {path} is shorter than its progress.json says: delete {self.folder} to begin again"
+                )
         if not self.tokens:
             return
-        path, size = self.path(len(self.shards)), self.tokens * self.dtype.itemsize
-        if not path.exists() or path.stat().st_size < size:
-            raise UserError(
-                f"out: {path} is shorter than its progress.json says: delete {self.folder} to begin again"
-            )
+        # the last one recorded is the shard that was being written
         self.file = open(path, "r+b")
         self.file.truncate(size)
         self.digest = hashlib.sha256()
@@ -219,6 +224,8 @@ def check_name(
 def check_free(out: Path):
     "UserError if there is something at `out`, or no folder that it could be made in."
     if out.is_dir():
+        if out.suffix == ".partial" and _is_unfinished(out):
+            raise UserError(f"out: {out} is not finished: give {out.with_suffix('')}, and it goes on")
         raise UserError(f"out: {out} exists: choose another name, or delete it")
     if os.path.lexists(out):
         raise UserError(f"out: {out} exists and is no folder: choose another name")
@@ -274,18 +281,28 @@ def _has_work(partial: Path) -> bool:
         return True  # it is damaged: let a person look at it
 
 
+def _is_unfinished(partial: Path) -> bool:
+    "Whether the record in it is one of ours, and whole."
+    try:
+        return bool(_read_progress(partial))
+    except UserError:
+        return False
+
+
 def _read_progress(partial: Path) -> dict:
     "The record of an interrupted run. UserError if it is not one."
     remedy = f"delete {partial} to begin again"
     saved = read_json(partial / "progress.json", dict, remedy)
     try:
         Report().load_state_dict(saved["report"])
-        numbers = list(saved["at"])
+        numbers, files = list(saved["at"]), []
         for split in ("train", "val"):
             numbers += [saved[split][name] for name in ("tokens", "documents", "bytes")]
-            numbers += [len(Path(shard["file"]).name) + shard["tokens"] for shard in saved[split]["shards"]]
+            numbers += [shard["tokens"] for shard in saved[split]["shards"]]
+            files += [shard["file"] for shard in saved[split]["shards"]]
         good = isinstance(saved["recipe"], dict) and len(saved["at"]) == 2
         good = good and all(isinstance(number, int) and number >= 0 for number in numbers)
+        good = good and all(isinstance(file, str) for file in files)
     except (KeyError, TypeError, ValueError, AttributeError):
         good = False
     if not good:
@@ -325,15 +342,12 @@ def prepare_shards(
     Interrupted at any point, the same call goes on where it was; the result is the same to the byte.
     """
     out = check_name(Path(out).expanduser())
-    if (out / "progress.json").exists():  # complete, and interrupted before it could say so
-        (out / "progress.json").unlink()
-        report = Report()
-        report.load_state_dict(open_token_data(out).meta["odd_rows"])
-        return report
-    check_free(out)
+    if not (out / "progress.json").exists():  # else it may be complete, all but this
+        check_free(out)
     _check_settings(val_fraction, shard_tokens, workers)
     documents = None if data in CORPORA else find_documents(data, text_key, separator=separator)
     if documents is None or documents.is_one_text:
+        check_free(out)
         return _prepare_corpus(load_corpus(data, separator), out, tokenizer, vocab_size, progress)
     recipe = dict(
         documents=documents.fingerprint,
@@ -342,6 +356,9 @@ def prepare_shards(
         val_fraction=val_fraction,
         shard_tokens=shard_tokens,
     )
+    if (report := _finished(out, recipe)) is not None:
+        return report
+    check_free(out)
     partial = out.with_name(out.name + ".partial")
     with _begun(partial):
         saved = _saved_progress(partial, recipe)
@@ -360,6 +377,22 @@ def prepare_shards(
                 f"out: writing to {partial} failed ({error.strerror}): "
                 "make room; the same command goes on where it was"
             ) from None
+    return report
+
+
+def _finished(out: Path, recipe: dict) -> Report | None:
+    "The report, if `out` is this recipe's, complete, and was interrupted before it could remove its record."
+    if not (out / "progress.json").exists():
+        return None
+    try:
+        meta = open_token_data(out).meta
+    except UserError:
+        return None  # no token folder: its progress.json is somebody else's, or of a run that can go on
+    if meta.get("recipe") != recipe:
+        return None
+    report = Report()
+    report.load_state_dict(meta["odd_rows"])
+    (out / "progress.json").unlink()
     return report
 
 

@@ -170,7 +170,7 @@ class BatchMaker:
 
 # %% ../../nbs/more/03_data_stream.ipynb #prefetch
 class Prefetch:
-    "Runs an iterator in a thread, at most `size` items ahead. An exception in it is raised by `next`."
+    "Runs an iterator in a thread, at most `size` + 1 items ahead. An exception in it is raised by `next`."
 
     def __init__(self, items: Iterator, size: int):
         self.queue = queue.Queue(size)
@@ -195,6 +195,7 @@ class Prefetch:
                 put((item, None))
                 if stop.is_set():
                     return
+            put((None, StopIteration()))
         except BaseException as error:  # the thread that waits shall know
             put((None, error))
 
@@ -375,9 +376,10 @@ def open_stream(
         else:
             made = choose_tokenizer(tokenizer, documents, vocab_size, val_fraction)
             held_out = _some_held_out(documents, made, val_fraction, val_tokens)
+        # token files have two splits: one document stands in the place of train, and is replaced below
         return Corpus("stream", held_out[:1], held_out, documents.source), made
 
-    opened = fill_cache(folder, make)
+    opened = fill_cache(folder, make, progress)
     train = dict(documents=None, bytes=documents.text_bytes(), fingerprint=origin, shards=[])
     splits = {**opened.meta["splits"], "train": train}
     meta = {**opened.meta, "stream": True, "val_fraction": val_fraction, "splits": splits}

@@ -137,14 +137,14 @@ def unescape(separator: str) -> str:
 
 # %% ../../nbs/more/03_data_tokens.ipynb #readers
 def read_text(path: Path) -> str:
-    "The text of a file, which must be UTF-8. Line ends are left as they are."
+    "The text of a file, which must be UTF-8. A mark at its beginning goes; line ends are left as they are."
     try:
         check_regular(path)
         with open(path, "rb") as file:
             problem = encoding_problem(file.read(1 << 16), str(path))
         if problem:
             raise UserError(f"data: {problem}")
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         convert = f"cat {shlex.quote(str(path))} | iconv -f latin1 -t utf-8"
         raise UserError(
@@ -227,7 +227,7 @@ def load_corpus(
 
 
 def _text_files(path: Path) -> list[Path]:
-    "The text file at `path`, or all of a folder but those whose name begins with a dot."
+    "The text file at `path`, or all of a folder, but nothing whose name begins with a dot."
     if not path.exists():
         raise UserError(f"data: {path} is neither a corpus ({', '.join(CORPORA)}) nor a path that exists")
     if path.suffix in (".parquet", ".jsonl", ".gz", ".zst"):
@@ -238,7 +238,8 @@ def _text_files(path: Path) -> list[Path]:
         )
     if not path.is_dir():
         return [path]
-    files = [f for f in sorted(path.rglob("*.txt")) if f.is_file() and not f.name.startswith(".")]
+    parts = {f: f.relative_to(path).parts for f in sorted(path.rglob("*.txt")) if f.is_file()}
+    files = [f for f in parts if not any(part.startswith(".") for part in parts[f])]
     if not files:
         raise UserError(f"data: the folder {path} holds no .txt file (and no meta.json of token files)")
     return files
@@ -379,7 +380,8 @@ def write_token_data(
 class Shards:
     """Token files one after the other, as one read-only array.
 
-    It has `len`, indices, and slices, which may cross from file to file.
+    It has `len`, indices, and slices, which may cross from file to file. Compare and mask a slice of it:
+    a slice is an array of numpy's.
     """
 
     def __init__(
@@ -396,6 +398,10 @@ class Shards:
     def __getitem__(self, at):
         if not isinstance(at, slice):
             at = np.asarray(at)
+            if at.dtype == bool:
+                raise TypeError("token files have no masks: give places, as np.flatnonzero makes them")
+            if at.size and not -len(self) <= at.min() <= at.max() < len(self):
+                raise IndexError(f"places {at.min()} to {at.max()} are asked for, of {len(self)} tokens")
             return self.gather(np.where(at < 0, at + len(self), at))
         start, stop, step = at.indices(len(self))
         if step < 0:
