@@ -148,6 +148,13 @@ def test_the_kernels_compile_for_gpus_and_fit_their_fast_memory_also_where_there
 
 
 @pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+def test_the_kernels_run_on_the_gpu_of_their_tensors_not_on_the_current_one():
+    where_the_kernels_run()
+    check_against_float64("cuda:1", (70, 70, 4, 2, 16, True, None), torch.float32, 1e-4)
+
+
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_memory_grows_with_the_length_and_not_its_square_on_cuda():
     device = where_the_kernels_run()

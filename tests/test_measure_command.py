@@ -6,8 +6,10 @@ import sys
 import pytest
 import torch
 
-from tinygpt.measure.__main__ import main, table
-from tinygpt.measure.plan import SIZES, plan
+from tinygpt.measure.__main__ import Options, main, read_request, table, usable_speed
+from tinygpt.measure.memory import predict_memory
+from tinygpt.measure.plan import SIZES, plan, sized_config
+from tinygpt.support import UserError
 
 
 def run(capsys, *argv):
@@ -42,6 +44,7 @@ MISTAKES = [
     (["--tokens", "1.5"], "--tokens"),
     (["--tokens", "nan"], "--tokens"),
     (["--tokens", "1e99"], "--tokens"),
+    (["--tokens", "1e999999999"], "--tokens"),
     (["--tokens", ""], "--tokens"),
     (["--batch-size", "0"], "--batch-size"),
     (["--memory", "inf"], "--memory"),
@@ -76,11 +79,37 @@ def test_a_flag_without_its_value_ends_with_exit_code_2(capsys):
 
 @pytest.mark.parametrize(
     "text, count",
-    [("10", "10"), ("300M", "300 M"), ("10B", "10 B"), ("1e9", "1 B"), ("2.5k", "2.5 k"), ("1T", "1 T")],
+    [
+        ("10", "10"),
+        ("300M", "300 M"),
+        ("10B", "10 B"),
+        ("1e9", "1 B"),
+        ("2.5k", "2.5 k"),
+        ("4.1B", "4.1 B"),
+        ("1T", "1 T"),
+    ],
 )
 def test_counts_may_have_a_suffix(capsys, text, count):
     _, out, _ = run(capsys, "--tokens", text, "--memory", "8", "--speed", "1", "--device", "cpu")
     assert f"  {count}  " in out.splitlines()[1]
+
+
+def test_a_plan_for_a_larger_machine_measures_no_more_than_fits_here(monkeypatch):
+    import tinygpt.measure.__main__ as module
+
+    request = read_request(Options(memory="80", vocab_size="128256", device="cpu"))
+    probe = sized_config("gpt2", 128256, 512)
+    two_rows = predict_memory(probe, 2, **request.settings).total
+    asked = []
+    monkeypatch.setattr(module, "measure_training_flops", lambda *given: asked.append(given[-1]) or 1e12)
+    request.device = "cuda"  # where the probe would like 32 rows
+    monkeypatch.setattr(module, "available_memory", lambda device: two_rows / 0.79)
+    assert usable_speed(request, 80e9) == 1e12 and asked == [2 * 512]
+    monkeypatch.setattr(module, "available_memory", lambda device: 1e6)
+    with pytest.raises(UserError, match="0.0 GB here.*give --speed"):
+        usable_speed(request, 80e9)
+    monkeypatch.setattr(module, "available_memory", lambda device: None)  # the system does not tell
+    assert usable_speed(request, 80e9) == 1e12 and asked[1:] == [32 * 512]
 
 
 def test_help_explains_itself(capsys):

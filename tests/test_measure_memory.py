@@ -275,12 +275,30 @@ def test_used_and_available_memory_of_this_machine():
         assert 1e7 < free < 1e14
 
 
-def test_a_containers_limit_counts(monkeypatch):
+@pytest.mark.parametrize(
+    "names, cached",
+    [
+        (("memory.max", "memory.current", "memory.stat"), "inactive_file"),
+        (
+            (
+                "memory/memory.limit_in_bytes",
+                "memory/memory.usage_in_bytes",
+                "memory/memory.stat",
+            ),
+            "total_inactive_file",
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_a_containers_limit_counts_and_what_is_used_of_it_is_not_free(monkeypatch, names, cached):
     import tinygpt.measure.memory as module
 
+    limit, used, stat = (f"/sys/fs/cgroup/{name}" for name in names)
     files = {
         "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8000000 kB\n",
-        "/sys/fs/cgroup/memory.max": "1000000\n",
+        limit: "1000000\n",
+        used: "0\n",
+        stat: f"anon 1\n{cached} 0\n",
     }
 
     class Fake:
@@ -296,7 +314,11 @@ def test_a_containers_limit_counts(monkeypatch):
     monkeypatch.setattr(module, "Path", Fake)
     monkeypatch.setattr(module.os, "sysconf", {"SC_PHYS_PAGES": 4_000_000, "SC_PAGE_SIZE": 4096}.get)
     assert machine_memory() == available_memory() == 1_000_000
-    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    files[used] = "700000\n"
+    assert (machine_memory(), available_memory()) == (1_000_000, 300_000)
+    files[stat] = f"anon 1\n{cached} 200000\n"  # copies of files give way to a program
+    assert available_memory() == 500_000
+    files[limit] = "max\n"
     assert (machine_memory(), available_memory()) == (4_000_000 * 4096, 8_192_000_000)
     del files["/proc/meminfo"]
     assert available_memory() == 4_000_000 * 4096

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import config_from_hf, config_to_hf, export_hf, load_hf, state_from_hf, state_to_hf
@@ -297,6 +298,40 @@ def test_shards_old_pickles_bare_names_and_mask_buffers_are_read(tmp_path):
     torch.testing.assert_close(load_hf(old).eval()(idx)[0], want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool], ids=["uint8", "bool"])
+def test_masks_of_bytes_which_files_of_2020_to_2023_hold_are_no_weights(tmp_path, dtype):
+    theirs, idx = their_model(THEIRS["gpt2"]), tokens()
+    theirs.save_pretrained(tmp_path)
+    state = theirs.state_dict()
+    del state["lm_head.weight"]
+    mask = torch.ones(1, 1, 32, 32, dtype=dtype).tril()
+    state |= {f"transformer.h.{i}.attn.bias": mask.clone() for i in range(3)}
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    torch.testing.assert_close(load_hf(tmp_path).eval()(idx)[0], theirs(idx).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_that_the_config_ties_but_the_file_has_apart_is_refused_with_a_remedy(tmp_path):
+    theirs, idx = their_model(THEIRS["gpt2-untied"]), tokens()
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    untied = path.read_text()
+    path.write_text(json.dumps(json.loads(untied) | {"tie_word_embeddings": True}))
+    with pytest.raises(UserError, match="lm_head.*write .tie_word_embeddings.: false into config.json"):
+        load_hf(tmp_path)
+    path.write_text(untied)
+    torch.testing.assert_close(load_hf(tmp_path).eval()(idx)[0], theirs(idx).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gpt2_without_biases_is_exported_with_zeros_whatever_its_first_weights(tmp_path):
+    size = dict(vocab_size=101, block_size=32, n_layer=2, n_head=2, n_embd=32)
+    model, idx = GPT(GPTConfig.gpt2(**size, bias=False, init="torch")).eval(), tokens()
+    before = torch.get_rng_state()
+    export_hf(model, tmp_path / "out")
+    assert torch.equal(torch.get_rng_state(), before)  # a run may go on
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(back(idx).logits, model(idx)[0], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("theirs", [LlamaConfig(), Qwen3Config()], ids=["llama", "qwen3"])
 def test_missing_defaults_in_config_json_are_those_of_transformers(theirs):
     assert config_from_hf({"model_type": "gpt2"}) == GPTConfig.gpt2()
@@ -493,7 +528,7 @@ def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_ca
         "except UserError as e: print('refused:', e)"
     )
 
-    def run(name):
+    def run(name, cache="cache"):
         env = {
             k: v
             for k, v in os.environ.items()
@@ -501,7 +536,7 @@ def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_ca
         }
         env |= {
             "HF_ENDPOINT": endpoint,
-            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HOME": str(tmp_path / cache),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
@@ -518,10 +553,17 @@ def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_ca
         assert "loaded 32" in run("you/tiny")
         assert not list((tmp_path / "cache").rglob("README.md"))  # only what is needed
         assert "refused" in (said := run("you/unknown")) and "config.json and model.safetensors" in said
+        # an old model has a pickle only, and where there is a safe file the pickle is not fetched
+        torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+        Hub.files |= {"pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()}
+        assert "loaded 32" in run("you/tiny", "both") and not list((tmp_path / "both").rglob("*.bin"))
+        del Hub.files["model.safetensors"]
+        assert "loaded 32" in run("you/tiny", "old")
     finally:
         server.shutdown()
         server.server_close()
     assert "loaded 32" in run("you/tiny")  # the network is gone, the cache is there
+    assert "loaded 32" in run("you/tiny", "old")
     assert "refused: 'you/other' is no folder here" in run("you/other")
 
 

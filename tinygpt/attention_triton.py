@@ -254,7 +254,8 @@ class _Triton(torch.autograd.Function):
         lse = q.new_full((B, H, T), -math.inf, dtype=torch.float32)
         if T and S:
             programs = (triton.cdiv(T, tile), B * H)
-            _forward_kernel[programs](q, k, v, y, lse, *ctx.numbers, **ctx.sizes)
+            with torch.cuda.device_of(q):  # a kernel starts on the current GPU, wherever its tensors are
+                _forward_kernel[programs](q, k, v, y, lse, *ctx.numbers, **ctx.sizes)
         ctx.save_for_backward(q, k, v, y, lse)
         return y
 
@@ -269,10 +270,10 @@ class _Triton(torch.autograd.Function):
         delta = (dy.float() * y.float()).sum(dim=-1)  # (B, n_head, T)
         dq, dk, dv = (torch.zeros_like(t) for t in (q, k, v))
         if T and S:
-            programs = (triton.cdiv(T, tile), B * H)
-            _dq_kernel[programs](q, k, v, dy, lse, delta, dq, *ctx.numbers, **ctx.sizes)
-            programs = (triton.cdiv(S, tile), B * n_kv_head)
-            _dkv_kernel[programs](q, k, v, dy, lse, delta, dk, dv, *ctx.numbers, **ctx.sizes)
+            rows, cols = (triton.cdiv(T, tile), B * H), (triton.cdiv(S, tile), B * n_kv_head)
+            with torch.cuda.device_of(q):
+                _dq_kernel[rows](q, k, v, dy, lse, delta, dq, *ctx.numbers, **ctx.sizes)
+                _dkv_kernel[cols](q, k, v, dy, lse, delta, dk, dv, *ctx.numbers, **ctx.sizes)
         return dq, dk, dv, None, None
 
 # %% ../nbs/more/04_attention_triton.ipynb #triton-attention

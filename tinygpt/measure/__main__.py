@@ -7,9 +7,9 @@ __all__ = ['Options', 'read_count', 'read_positive', 'read_choice', 'Request', '
            'usable_memory', 'usable_speed', 'assumptions', 'main']
 
 # %% ../../nbs/more/07_measure_command.ipynb #imports
-import math
 import sys
 from dataclasses import dataclass
+from decimal import Decimal, Overflow
 
 import torch
 
@@ -52,15 +52,17 @@ def read_count(
 ) -> int:
     "A positive whole number. UserError if the text is none, or above `most`."
     suffixes = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-    scale = suffixes.get(text[-1:].lower(), 1)
+    scale = int(suffixes.get(text[-1:].lower(), 1))
     try:
-        number = scale * float(text[:-1] if scale > 1 else text)
-    except ValueError:
-        number = 0.0
-    if not 1 <= number < math.inf or number != int(number):
-        raise UserError(f"{flag}: {text[:80]!r} is not a whole number from 1 on (10, 300M, 10B and 1e9 are)")
-    if number > most:
+        number = scale * Decimal(text[:-1] if scale > 1 else text)  # as floats 4.1B is no whole number
+    except Overflow:
+        number = Decimal("1e999999")
+    except ArithmeticError:
+        number = Decimal(0)
+    if number.is_finite() and number > most:
         raise UserError(f"{flag}: {text[:80]} is more than any machine can do: choose at most {most:.0e}")
+    if not number.is_finite() or number < 1 or number != int(number):
+        raise UserError(f"{flag}: {text[:80]!r} is not a whole number from 1 on (10, 300M, 10B and 1e9 are)")
     return int(number)
 
 
@@ -177,10 +179,12 @@ def usable_speed(
     shape = request.shape
     probe = sized_config(shape["variant"], shape["vocab_size"], min(shape["block_size"], 512))
     wanted = 512 if request.device == "cpu" else 16384  # tokens
+    here = available_memory(request.device)  # --memory may be another machine's; the probe runs on this one
+    memory = memory if here is None else min(memory, 0.8 * here)
     fitting = largest_batch(probe, memory, **request.settings)
     rows = min(max(1, wanted // probe.block_size), fitting)
     if not rows:
-        trouble = f"two layers do not fit in {memory / 1e9:.1f} GB to measure the speed"
+        trouble = f"two layers do not fit in {memory / 1e9:.1f} GB here to measure the speed"
         raise UserError(f"vocab_size = {shape['vocab_size']}: {trouble}: give --speed")
     return measure_training_flops(probe, request.device, request.dtype, rows * probe.block_size)
 

@@ -329,7 +329,7 @@ def used_memory(
 ) -> int | None:
     """The most bytes this process has held so far, by CUDA's allocator or the operating system.
 
-    None where that does not tell.
+    On mps: what it holds now. None where the system does not tell.
     """
     kind = torch.device(device).type
     if kind == "cuda":
@@ -357,9 +357,27 @@ def machine_memory(
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    group = Path("/sys/fs/cgroup/memory.max")  # a container's limit; "max" means none
-    limit = group.read_text().strip() if group.exists() else ""
-    return min(whole, int(limit)) if limit.isdigit() else whole
+    limit, _ = _container()
+    return whole if limit is None else min(whole, limit)
+
+
+# a container's limit, what it uses, and the line of memory.stat with copies of files, which give way
+_GROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+)
+
+
+def _container() -> tuple[int | None, int]:
+    "(limit, bytes in use) of a container, as Linux's control groups tell them; without a limit (None, 0)."
+    for folder, limit, used, cached in _GROUPS:
+        path = Path(f"{folder}/{limit}")
+        text = path.read_text().strip() if path.exists() else ""  # "max" means none
+        if text.isdigit():
+            stat = Path(f"{folder}/memory.stat").read_text().splitlines()
+            files = sum(int(line.split()[1]) for line in stat if line.startswith(cached))
+            return int(text), int(Path(f"{folder}/{used}").read_text()) - files
+    return None, 0
 
 
 def available_memory(
@@ -373,4 +391,6 @@ def available_memory(
     if kind == "mps" or not Path("/proc/meminfo").exists():
         return whole
     free = _proc_bytes("/proc/meminfo", "MemAvailable:")
-    return min((size for size in (free, whole) if size is not None), default=None)
+    limit, used = _container()
+    room = None if limit is None else max(0, limit - used)
+    return min((size for size in (free, whole, room) if size is not None), default=None)

@@ -16,7 +16,9 @@ from ..model import GPTConfig
 from ..support import UserError, measure_time
 
 # %% ../../nbs/more/07_measure_plan.ipynb #sizes
-SIZES = {  # name: n_layer, n_head, n_embd; from GPT-2 Small on, those of the GPT-2 and GPT-3 papers
+# name: n_layer, n_head, n_embd; from GPT-2 Small on, those of the GPT-2 and GPT-3 papers
+# (whose table has 5140 for 13b, which is no multiple of 40 heads)
+SIZES = {
     "nano": (4, 4, 128),
     "micro": (6, 6, 192),
     "mini": (6, 6, 384),
