@@ -10,8 +10,7 @@ the end of backward); and two processes with 16 rows each. *Buckets*: two proces
 chapter's `Bucketed`, with buckets from a few kilobytes to more than the whole model.
 
 Everything is run in turn, in several rounds, and a time is the median of a run's steps. The first job of new
-processes is thrown away, and the others come in another order in each round. (The record of 2026-11-22 is
-older. There the first job counted, and it was slower than the same job as the last one.)
+processes is thrown away, and the others come in another order in each round.
 
 What two processes on one CPU can show: how much of two cores a second process brings, and what many small
 messages cost. What they cannot: a network, which carries bytes while the processors compute. Here gloo's

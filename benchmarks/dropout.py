@@ -45,7 +45,7 @@ def build(name: str, where: str) -> tuple[GPT, int]:
         tinygpt.model.drop = lambda x, *_: x
     if where == "all but the attention weights":
         kept = tinygpt.model.attention
-        tinygpt.model.attention = lambda q, k, v, dropout, impl: kept(q, k, v, impl=impl)
+        tinygpt.model.attention = lambda *qkv, dropout, **how: kept(*qkv, **how)
     model = GPT(replace(config.model, dropout=0.0 if where == "none" else RATE))
     return model, min(config.data.batch_size, 8)
 

@@ -1,6 +1,6 @@
 """Muon against AdamW on chapter 14's small GPT, both tuned over grids of the same size.
 
-    python benchmarks/muon.py                # prints; about seven minutes on one core
+    python benchmarks/muon.py                # prints; about twenty minutes on one core
     python benchmarks/muon.py --save         # and writes results/muon.json, which chapter 14 shows
     python benchmarks/muon.py --runs FILE    # keeps each run in FILE; what stands there is not run again
     python benchmarks/muon.py --runs FILE --tune Muon    # only the grid of one contestant
@@ -38,8 +38,8 @@ BLOCKS = {
     "Muon": (0.01, 0.02, 0.04, 0.08),
     "Muon, qkv as one matrix": (0.01, 0.02, 0.04, 0.08),
 }
-REST = (6e-3, 1.2e-2, 2.4e-2)
-WARMUP = (0.1, 0.3)  # as parts of the run
+REST = (2.4e-2, 4.8e-2, 9.6e-2, 0.192)
+WARMUP = (0.05, 0.1, 0.3, 0.5)  # as parts of the run; a cool-down takes the last 0.4
 # lengths of the compared runs, in parts of STEPS
 LENGTHS = {
     "AdamW": (1, 2),
