@@ -251,6 +251,19 @@ def test_only_the_gradients_asked_for_are_made():
         assert not chunked_cross_entropy(x, w, t, 20).requires_grad
 
 
+def test_a_gradient_that_nobody_needs_costs_no_product():
+    x, w, t = inputs(N=8, padded=20)
+
+    def flops(x, w):
+        with FlopCounterMode(display=False) as counter:
+            chunked_cross_entropy(x, w, t, 20, chunk=4).backward()
+        return counter.get_total_flops()
+
+    one = 2 * x.numel() * 20  # a product of inputs and head
+    assert flops(x, w) == 3 * one
+    assert flops(x, w.detach()) == flops(x.detach(), w) == 2 * one
+
+
 def test_huge_logits_and_uncounted_rows_with_nan_do_not_spread():
     x, w, t = inputs(ignore=0.0)
     big = chunked_cross_entropy(x * 1e4, w, t, 20, chunk=3)

@@ -481,7 +481,7 @@ def test_a_row_of_a_task(made, tmp_path, capsys, task, row, word):
 
 
 FILES = [
-    ("rows.jsonl", b"", "is empty"),
+    ("rows.jsonl", b"", "has no rows"),
     ("rows.jsonl", b"{", "is not json"),
     ("rows.jsonl", b"\xff\xfe{\x00", "cannot be read"),
     ("rows.csv", b"", "has no rows"),

@@ -4,6 +4,8 @@ import json
 import math
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -263,6 +265,19 @@ def test_a_tokenizer_is_kept_once_in_our_format(tmp_path):
     )
 
 
+def test_a_run_tuned_from_nanogpts_characters_opens_without_the_module_that_made_it(tmp_path):
+    tokenizer = NanoChars("\nab")
+    model = GPT(GPTConfig.gpt2(vocab_size=3, block_size=8, n_layer=1, n_head=2, n_embd=16))
+    folder = save_checkpoint(tmp_path / "run/checkpoints/step_1", model, tokenizer)
+    code = "import sys; from tinygpt.checkpoint import load_model;"
+    code += "from tinygpt.data.tokens import build_tokenizer;"
+    code += "print(load_model(sys.argv[1])[1].kind, build_tokenizer(sys.argv[2], None).kind);"
+    code += "assert 'tinygpt.checkpoint_open' not in sys.modules"
+    script = [sys.executable, "-c", code, str(tmp_path / "run"), str(folder / "tokenizer.json")]
+    said = subprocess.run(script, capture_output=True, text=True, timeout=120)
+    assert said.stdout == "nanogpt nanogpt\n", said.stderr
+
+
 # what is there?
 
 
@@ -278,6 +293,10 @@ def test_runs_and_checkpoints_are_told_from_folders_of_others(tmp_path):
     assert {place: find_model(place)[0] for place in kinds} == kinds
     with pytest.raises(UserError, match="holds no tokenizer.json"):
         open_model(tmp_path / "hf")
+    for name in ("hf/model.safetensors", "hf/config.json", "run/checkpoints/step_1/model.safetensors"):
+        with pytest.raises(UserError, match="is one file of a model: give the folder that holds it"):
+            find_model(tmp_path / name)
+    assert find_model((tmp_path / name).parent) == ("run", folder)  # the remedy works
     with pytest.raises(UserError, match="is no run: leave it out"):
         open_model(tmp_path / "hf", best=True)
     for name in ("empty", "young"):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -127,6 +129,45 @@ def test_a_hundred_kills_during_saves_leave_each_time_a_checkpoint_that_loads(tm
     assert (
         newest in kept and sorted((tmp_path / "run/checkpoints").iterdir()) == sorted(kept) and len(kept) == 2
     )
+
+
+FULL_DISK = """
+import sys, time
+from pathlib import Path
+import tinygpt.checkpoint_proof as proof
+
+saves, once = [], proof._save_once
+
+
+def save(run, folder, in_place):
+    if saves and disk_is_full:  # in a forked process
+        raise OSError("the disk is full")
+    if saves:
+        time.sleep(60)  # the kill comes first
+    saves.append(once(run, folder, in_place))
+    (folder / "checkpoints/.step_000000.removed").mkdir()
+    (folder / "checkpoints/.step_000000.removed/model.json").write_text("{}")
+
+
+proof._save_once = save
+for disk_is_full in (False, True):
+    saves.clear()
+    try:
+        folder = Path(sys.argv[1], str(disk_is_full))
+        print([kill["files"] for kill in proof._kill_savers(folder, 2, 0, False, 1.0)], flush=True)
+    except RuntimeError as error:
+        print(error, flush=True)
+    except OSError:
+        print("a victim came back", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which this system has not")
+def test_a_save_that_fails_by_itself_is_told_and_a_removal_is_no_unfinished_save(tmp_path):
+    script = [sys.executable, "-c", FULL_DISK, str(tmp_path / "run")]
+    said = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True)
+    killed, failed = said.stdout.splitlines()
+    assert killed == "[0, 0]" and failed.startswith("a save failed by itself")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork, which this system has not")

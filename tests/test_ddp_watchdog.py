@@ -9,6 +9,7 @@ import pytest
 from events import LAST_RESORT, wait_until
 from two_hosts import TwoHosts, why_not
 
+import tinygpt.ddp.watchdog as module
 from tinygpt.ddp.watchdog import Watchdog, _Heart
 from tinygpt.ddp.world import World, run_processes
 
@@ -207,3 +208,45 @@ def test_a_process_number_means_something_on_its_own_machine_only():
     h.who[1][0] = h.machine
     end = "is gone: its process ended without a word (killed, or out of memory?)"
     assert h.look() == f"rank 1 (host1, pid {2**31 - 2}) {end}"
+
+
+def test_machines_that_nobody_numbered_are_told_apart_by_their_names(monkeypatch):
+    "srun sets no GROUP_RANK: a process number of another host must not be looked for here."
+
+    class Store(FakeStore):
+        set = dict.__setitem__
+
+    others = "0 host1|host1|" + str(2**31 - 2)  # what the rank on the other host wrote
+    store = Store({"who/1": others, "beat/1": "1 running"})
+    monkeypatch.setattr(module, "connect_store", lambda name, timeout: store)
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "host0")
+    monkeypatch.delenv("GROUP_RANK", raising=False)
+    h = _Heart(World(0, 0, 2), patience=2.0, interval=0.5)
+    assert h.look() is None
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "host1")
+    assert "is gone" in _Heart(World(0, 0, 2), patience=2.0, interval=0.5).look()
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_survivor_ends_also_where_nobody_reads_what_it_says(monkeypatch, closed):
+    def broken(*args):
+        raise BrokenPipeError
+
+    ended = []
+    dog = Watchdog(World())
+    with monkeypatch.context() as patch:
+        patch.setattr(*(os, "write") if closed == "stderr" else (sys.stdout, "flush"), broken)
+        patch.setattr(os, "_exit", ended.append)
+        with pytest.raises(BrokenPipeError):  # a true os._exit does not return
+            dog._speak("rank 1 is gone", ask=False)
+    assert ended == [1]
+
+
+@pytest.mark.parametrize("code, told", [(None, "done"), (0, "done"), (1, "failed"), ("no data", "failed")])
+def test_a_rank_that_exits_with_a_code_is_told_as_failed(monkeypatch, code, told):
+    ends = []
+    dog = Watchdog(World())
+    monkeypatch.setattr(dog, "_end", ends.append)
+    with pytest.raises(SystemExit), dog:
+        sys.exit(code)
+    assert ends[0].startswith(told) and str(code if told == "failed" else "") in ends[0]

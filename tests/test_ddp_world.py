@@ -141,6 +141,20 @@ def test_each_process_takes_the_gpu_of_its_local_rank_and_too_few_gpus_are_refus
     assert ddp_world._pick_device("auto", 0, 2) == torch.device("cpu")
 
 
+def test_mps_is_refused_where_there_are_others_and_not_to_one_process_of_torchrun(monkeypatch, port):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert ddp_world._pick_device("mps", 0, None) == torch.device("mps")
+    for name, value in place_of(0, 2, port, LOCAL_WORLD_SIZE=1).items():  # the other is on another machine
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="mps.*alone.*choose auto or cpu"):
+        init_world("mps")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    try:
+        assert init_world("mps").device == torch.device("mps")
+    finally:
+        close_world()
+
+
 def test_two_calls_at_once_each_get_their_own_results_in_order_of_rank():
     results = {}
 
@@ -228,6 +242,17 @@ def test_the_check_of_the_world_tells_a_wrong_sum(monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", lambda x: x.mul_(2.5))
     with pytest.raises(RuntimeError, match="rank 1: the sum over all ranks is 5.0, it should be 3.0"):
         check_world(World(1, 1, 2), mib=0.01)
+
+
+def test_the_time_of_the_check_is_that_of_the_sum_alone(monkeypatch):
+    plain = torch.Tensor.any
+
+    def slow(x):
+        time.sleep(0.3)
+        return plain(x)
+
+    monkeypatch.setattr(torch.Tensor, "any", slow)
+    assert check_world(World(), mib=0.01)["seconds"] < 0.2
 
 
 def test_of_all_processes_on_all_machines_one_prints_and_writes():

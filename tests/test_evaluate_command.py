@@ -72,6 +72,9 @@ def test_the_command_prints_a_line_and_keeps_each_result_once(run, model, capsys
         ("--limit 0", "limit = 0: choose a number from 1 on"),
         ("--task lambada --few-shot -1", "few_shot = -1: choose a number from 0 on"),
         ("--few-shot 2 --data val.txt", "few_shot = 2: choose a number from 0 on, with a --task"),
+        ("--task lambada --examples val.txt", "examples = val.txt: give --task and --few-shot N with it"),
+        ("--data val.txt --limit 3", "limit is not for a text: leave it out, or give --max-tokens"),
+        ("--task lambada --max-tokens 3", "max_tokens is not for a task: leave it out, or give --limit"),
         ("--task storycloze", "storycloze is given out by its authors on request"),
         ("--device tpu", "device = tpu is not known"),
         ("--tasks lambada", "--tasks is not a setting: did you mean --task?"),
@@ -83,6 +86,21 @@ def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_written(run, capsys,
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not (run / "eval.json").exists()
+
+
+def test_in_a_folder_for_all_results_two_runs_do_not_replace_each_other(run, model, tmp_path, capsys):
+    other = tmp_path / "other"
+    save_checkpoint(other / "checkpoints/step_7", model, ByteTokenizer())
+    for place in (run, other, f"{run}/"):
+        assert call(place, "--data", tmp_path / "val.txt", "--out", tmp_path / "all") == 0
+    results = json.loads((tmp_path / "all/eval.json").read_text())
+    assert [(r["run"], r["checkpoint"]) for r in results] == [(str(other), "step_7"), (str(run), "step_7")]
+
+
+def test_out_may_name_the_folder_where_the_results_go_anyway(run, tmp_path, capsys):
+    for out in ([], ["--out", f"{run}/"], ["--out", run / "checkpoints/step_7"]):
+        assert call(run, "--data", tmp_path / "val.txt", *out) == 0
+    assert len(json.loads((run / "eval.json").read_text())) == 1
 
 
 def test_a_run_that_is_none_and_a_broken_eval_json_are_named(run, tmp_path, capsys):

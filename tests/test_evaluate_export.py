@@ -358,7 +358,8 @@ def test_the_harness_own_model_agrees_request_by_request(tmp_path):
 
     model = make_model(BPE)
     folder = str(export_model(model, BPE, tmp_path / "out"))
-    theirs = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=3)
+    # without the flag the tokenizer's eot would stand before each question, since version 0.4.9.2
+    theirs = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=3, add_bos_token=False)
     ours = harness_model(model, BPE, batch_size=4)
     pairs = [
         ("The state of ", "the Union"),

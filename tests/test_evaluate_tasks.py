@@ -294,7 +294,7 @@ BAD_ROWS = [
     ),
     ("lambada", "a.jsonl", '{"text": 5}\n', "text is 5, not text"),
     ("lambada", "a.jsonl", '["a b"]\n', "row 1 cannot be read"),
-    ("lambada", "a.jsonl", "", "is empty"),
+    ("lambada", "a.jsonl", "", "a.jsonl has no rows: give a file of lambada with"),
     ("storycloze", "s.csv", HEADER, "has no rows"),
     ("storycloze", "s.csv", HEADER + "1,a,b,c,d,e,f,3\n", "row 1 has 2 options, label 2"),
     ("storycloze", "s.csv", HEADER + "1,a,b,c,d,e,f,0\n", "row 1 has 2 options, label -1"),
@@ -323,6 +323,7 @@ BAD_ROWS = [
     ),
     ("hellaswag", "h.docx", "x", "holds no file of the kinds"),
     ("piqa", "a.jsonl", "", "task = piqa is not known"),
+    ("storycloze", "s.csv", "", "s.csv has no rows: give a file of storycloze"),
 ]
 
 

@@ -64,5 +64,7 @@ def test_the_command_defines_a_task_for_the_harness(tmp_path, capsys):
     assert "is not a file of the kinds" in capsys.readouterr().err
     (tmp_path / "words.jsonl").write_text(json.dumps({"text": "the end is near"}))
     assert call(*task, tmp_path / "words.jsonl", tmp_path / "tasks") == 0
-    assert f"--include_path {tmp_path / 'tasks'} --tasks local_lambada" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"--include_path {tmp_path / 'tasks'} --tasks local_lambada" in told
+    assert "add_bos_token=False" in told  # else the harness scores with our eot in front, and we without
     assert (tmp_path / "tasks/local_lambada.yaml").exists()

@@ -249,20 +249,26 @@ def overflow(world):
 
 
 def abandoned(world):
-    """A backward that is thrown away, of which rank 0 had only a part of one bucket.
+    """A backward that is thrown away, of which rank 0 had only a part of one bucket, or nothing.
 
     Returns whether the next step is as if it had not been.
     """
-    nets = Net(), Net()
-    for net, abandon in zip(nets, (False, True)):
+    nets = Net(), Net(), Net()
+    for net, had in zip(nets, ("no backward", "a part", "nothing")):
         optimizer = DistAdamW(net.parameters(), lr=0.01, bucket_bytes=600)
-        if abandon:
-            loss = net.bias.sum() if world.rank == 0 else losses(net, 1, world.world_size)[world.rank][0]()
-            loss.backward()
+        if had != "no backward":
+            if world.rank > 0:
+                losses(net, 1, world.world_size)[world.rank][0]().backward()
+            elif had == "a part":
+                net.bias.sum().backward()
+            else:
+                optimizer.finish()
             optimizer.zero_grad()
         losses(net, 2, world.world_size)[world.rank][0]().backward()
         optimizer.step()
-    return all(torch.equal(p, q) for p, q in zip(*(net.parameters() for net in nets)))
+    return all(
+        torch.equal(p, q) and torch.equal(p, r) for p, q, r in zip(*(net.parameters() for net in nets))
+    )
 
 
 def traffic(world):

@@ -92,23 +92,22 @@ class _ChunkedLoss(torch.autograd.Function):
     "Sum of the losses; the gradients are made in the forward, chunk by chunk, while its logits are there."
 
     @staticmethod
-    def forward(ctx, x, weight, targets, V, softcap, chunk, need_grad):
+    def forward(ctx, x, weight, targets, V, softcap, chunk, of_x, of_weight):  # whose gradient is needed
         kind = x.device.type
         dtype = _product_dtype(x)
         wide = torch.promote_types(dtype, torch.float32)
         # on a GPU the padding fills the product's tiles
         head = (weight[:V] if kind == "cpu" else weight).to(dtype)
         loss = torch.zeros((), dtype=wide, device=x.device)
-        dx = dw = None
-        if need_grad:
-            dx = torch.empty_like(x)
-            dw = torch.zeros_like(weight, dtype=wide)
+        dx = torch.empty_like(x) if of_x else None
+        dw = torch.zeros_like(weight, dtype=wide) if of_weight else None
         with torch.autocast(kind, enabled=False):
             for i, (xb, yb) in enumerate(zip(x.split(chunk), targets.split(chunk))):
-                part, dz = _chunk(xb.to(dtype) @ head.mT, yb, V, softcap, wide, need_grad)
+                part, dz = _chunk(xb.to(dtype) @ head.mT, yb, V, softcap, wide, of_x or of_weight)
                 loss += part
-                if need_grad:
+                if of_x:
                     dx[i * chunk : i * chunk + len(xb)] = dz @ head
+                if of_weight:
                     dw[: len(head)] += dz.mT @ xb.to(dtype)
         ctx.save_for_backward(dx, dw)
         ctx.dtypes = x.dtype, weight.dtype
@@ -117,9 +116,9 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        dx, dw = (d * grad for d in ctx.saved_tensors)
-        of_x, of_weight = ctx.dtypes
-        return dx.to(of_x), dw.to(of_weight), None, None, None, None, None
+        both = zip(ctx.saved_tensors, ctx.dtypes)
+        grads = [None if d is None else (d * grad).to(dtype) for d, dtype in both]
+        return *grads, None, None, None, None, None, None
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-public
 def chunked_cross_entropy(
@@ -152,9 +151,9 @@ def chunked_cross_entropy(
             f"chunk = {chunk}, reduction = {reduction!r}: "
             'choose a chunk of at least 1 token, and "mean" or "sum"'
         )
-    need_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    needs = [torch.is_grad_enabled() and t.requires_grad for t in (x, weight)]
     loss = _ChunkedLoss.apply(
-        x.flatten(0, -2), weight, targets.flatten(), V, float(logit_softcap), chunk, need_grad
+        x.flatten(0, -2), weight, targets.flatten(), V, float(logit_softcap), chunk, *needs
     )
     if reduction == "sum":
         return loss

@@ -288,14 +288,19 @@ def _kill_savers(folder, kills, seed, in_place, longest):
         clock[:8] = struct.pack("d", 0)
         pid = os.fork()
         if pid == 0:
-            _save_for_ever(run, folder, clock, in_place)
+            try:
+                _save_for_ever(run, folder, clock, in_place)
+            finally:  # a failed save, as on a full disk, must not lead back into this function's caller
+                os._exit(1)
         while struct.unpack("d", clock[:8])[0] == 0:
             time.sleep(0.0002)
         time.sleep(rng.uniform(0, longest))
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
-        os.waitpid(pid, 0)
-        left = sum(p.is_file() for p in (folder / "checkpoints").glob(".step_*/**/*"))
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSIGNALED(status):
+            raise RuntimeError(f"a save failed by itself, before the kill: does a save into {folder} work?")
+        left = sum(p.is_file() for p in (folder / "checkpoints").glob(".step_*.tmp/**/*"))
         seconds = killed - struct.unpack("d", clock[:8])[0]
         found.append({"seconds": seconds, "files": left, "loads": _look(run, folder, in_place)})
     return found

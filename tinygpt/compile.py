@@ -156,13 +156,17 @@ def compile_problem(
 
 # %% ../nbs/09_compile.ipynb #hints
 HINTS = {  # what compilers say: what to do about it
-    "-lcuda": (
+    "cannot find -lcuda": (
         "the linker finds no libcuda.so: make it a link to the driver's libcuda.so.1, "
         "in a folder that LIBRARY_PATH names"
     ),
     "Python.h": "Python's headers are missing: install python3-dev",
-    "omp.h": "OpenMP's headers are missing: install libgomp or (macOS) brew install libomp",
+    "omp.h": "OpenMP's headers are missing: install g++, with clang libomp-dev, on macOS brew install libomp",
     "No space left": "the disk is full: free some, or set TORCHINDUCTOR_CACHE_DIR to another one",
+    "returned non-zero exit": (
+        "what the compiler said stands above in the terminal; "
+        "cannot find -lcuda there: see LIBRARY_PATH; Python.h: install python3-dev"
+    ),
 }
 
 

@@ -43,7 +43,7 @@ def find_lr(
     lowest: float = 1e-5,  # first rate of the first group
     highest: float = 10.0,  # last rate; the search usually ends before it
     steps: int = 100,
-    smooth: float = 0.9,  # of the running mean of the losses; 0: none
+    smooth: float = 0.9,  # of the running mean of the losses, which lags 1 / (1 - smooth) steps; 0: none
     give_back: float = 0.5,  # stop when this part of what was gained is lost again
     clip: float = 1.0,  # largest global norm of the gradients, as in the run to come; 0: no clipping
     autocast: Callable = contextlib.nullcontext,  # called for a context around the forward pass
@@ -52,7 +52,7 @@ def find_lr(
 
     After Smith 2017, arXiv 1506.01186. Model, optimizer and random generators (CPU, and CUDA where the model
     is) are as before afterwards. It takes the memory of a second model and optimizer. UserError for settings
-    that cannot work, too few batches, or a loss that never fell.
+    that cannot work, batches that end before the loss turned, or a loss that never fell.
     """
     tops = [group["lr"] for group in optimizer.param_groups]
     _check(lowest, highest, steps, smooth, tops[0])
@@ -88,7 +88,12 @@ def find_lr(
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-    suggestion = _suggest(rates, losses, lowest)
+    if len(rates) < steps and not turned:
+        raise UserError(
+            f"find_lr: the batches ended after {len(rates)} of {steps} steps, before the loss turned: "
+            "give it more batches, or fewer steps (10 at least)"
+        )
+    suggestion = _suggest(rates, losses, turned, lowest, highest)
     return LRSearch(rates, losses, raw, suggestion, suggestion / tops[0], turned)
 
 
@@ -106,13 +111,11 @@ def _check(lowest, highest, steps, smooth, first_rate):
         )
 
 
-def _suggest(rates, losses, lowest):
+def _suggest(rates, losses, turned, lowest, highest):
     "The rate at which two thirds of the fall were made."
     # a running mean of equal numbers differs in its last bits
     if len(rates) < 3 or losses[0] - min(losses) < 1e-6 * abs(losses[0]):
-        raise UserError(
-            f"find_lr: the loss never fell in {len(rates)} steps: "
-            f"give it more batches, or a lowest below {lowest}"
-        )
+        remedy = f"a lowest below {lowest}" if turned else f"a highest above {highest}"
+        raise UserError(f"find_lr: the loss never fell in {len(rates)} steps: give it {remedy}")
     enough = losses[0] - 2 / 3 * (losses[0] - min(losses))
     return next(rate for rate, loss in zip(rates, losses) if loss <= enough)

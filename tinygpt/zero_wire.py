@@ -348,7 +348,10 @@ class ShardedOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True):
-        "Forget all gradients. After a backward that nothing has finished, all ranks call it together."
+        """Forget all gradients. After a backward that nothing has finished, all ranks call it together.
+
+        A rank without any gradient in that backward calls `finish` first, as the others do here.
+        """
         if any(len(bucket.missing) < len(bucket.params) for bucket in self.buckets):
             self.finish()
         self.reducer.forget()

@@ -27,7 +27,8 @@ class _Heart:
         self.size = world.world_size
         self.patience = patience  # seconds without a sign of life
         self.interval = interval  # seconds from one sign to the next
-        self.machine = os.environ.get("GROUP_RANK", "0")
+        # torchrun numbers the machines; other starters do not, so the name belongs to it
+        self.machine = f"{os.environ.get('GROUP_RANK', '0')} {socket.gethostname()}"
         self.lock = threading.RLock()
         self.count = 0
         self.state = "running"
@@ -87,7 +88,7 @@ class Watchdog:
     """Ends this process when another one has died; one line on each machine names the dead rank.
 
     Make one on every rank, around the training: `with Watchdog(world, last_words): ...`. Without it the
-    survivors wait for the dead rank in a collective, and torchrun's report may name one of them.
+    survivors wait for the dead rank in a collective. torchrun names a rank of its own machine only.
     """
 
     def __init__(
@@ -143,14 +144,16 @@ class Watchdog:
                 first = self.heart.store.add(f"said/{self.heart.machine}", 1) == 1
             except Exception:
                 pass  # the store is gone: local rank 0 speaks
-        if first:
-            try:
-                words = self.last_words()
-            except Exception as error:
-                words = f"(no last words: {error})"
-            os.write(2, f"\n{found}{'; ' if words else ''}{words}\n".encode())
-        sys.stdout.flush()
-        os._exit(1)
+        try:
+            if first:
+                try:
+                    words = self.last_words()
+                except Exception as error:
+                    words = f"(no last words: {error})"
+                os.write(2, f"\n{found}{'; ' if words else ''}{words}\n".encode())
+            sys.stdout.flush()
+        finally:
+            os._exit(1)  # also where nobody reads any more: `| head` closes the pipe
 
     def be_patient(
         self,
@@ -219,7 +222,10 @@ class Watchdog:
         return self
 
     def __exit__(self, kind, error, trace):
-        if error is None or not isinstance(error, Exception):  # Ctrl-C reaches all ranks by itself
+        # sys.exit() is a good end, sys.exit(1) is none
+        exits_badly = isinstance(error, SystemExit) and error.code not in (None, 0)
+        # torchrun hands Ctrl-C on to all ranks of its machine
+        if not isinstance(error, Exception) and not exits_badly:
             return self.done()
         if getattr(error, "agreed", False):  # all ranks raise it: nobody has to be told
             return self.done()

@@ -237,6 +237,10 @@ def _pick_device(device: str, local_rank: int, local_size: int | None) -> torch.
         device = torch.device(device)
     except RuntimeError:
         raise UserError(f"device = {str(device)[:80]!r} is none: choose auto, cpu, cuda or mps") from None
+    if device.type == "mps" and local_size is not None:
+        raise UserError(
+            "device = 'mps' works in a process alone, for MPS knows no collectives: choose auto or cpu"
+        )
     here = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
@@ -281,7 +285,7 @@ def init_world(
     if device == "auto" and dist.is_initialized():  # called again: stay where the group is
         device = "cuda" if "nccl" in str(dist.get_backend_config()) else "cpu"
     local_size = _number("LOCAL_WORLD_SIZE", 1) if "LOCAL_WORLD_SIZE" in os.environ else local_rank + 1
-    device = _pick_device(device, local_rank, local_size)
+    device = _pick_device(device, local_rank, local_size if world_size > 1 else None)
     world = World(rank, local_rank, world_size, device)
     if not dist.is_initialized():
         _make_group(world, timeout, meeting)
@@ -470,13 +474,15 @@ def check_world(
     seconds = []
     for _ in range(4):
         x.fill_(world.rank + 1.0)
+        _wait_for(world.device)
         start = time.perf_counter()
         if world.world_size > 1:
             dist.all_reduce(x)
-        if bool((x != total).any()):  # reading it also waits for a GPU
+        _wait_for(world.device)
+        seconds.append(time.perf_counter() - start)
+        if bool((x != total).any()):  # outside of the time: it reads the whole tensor
             got = x[x != total][0].item()
             raise RuntimeError(f"rank {world.rank}: the sum over all ranks is {got}, it should be {total}")
-        seconds.append(time.perf_counter() - start)
     fastest = min(seconds[1:])
     ranks = [f"rank {world.rank}: {socket.gethostname()}, {world.device}, pid {os.getpid()}"]
     if world.world_size > 1:
@@ -485,3 +491,9 @@ def check_world(
         dist.all_gather_object(ranks, mine)
     sent = 2 * (world.world_size - 1) / world.world_size * 4 * x.numel()  # of a ring, see chapter 13
     return {"ranks": ranks, "seconds": fastest, "bytes_per_second": sent / fastest}
+
+
+def _wait_for(device: torch.device) -> None:
+    "Until a GPU has done what it was given: a collective on it returns before."
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

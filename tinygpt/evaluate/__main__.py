@@ -125,21 +125,25 @@ def evaluate_text(
     return result
 
 # %% ../../nbs/more/17_evaluate_command.ipynb #save
+def _home(checkpoint: Path) -> Path:
+    "The folder of the run that a checkpoint belongs to; where it stands alone, its own."
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
+
+
 def save_result(
     checkpoint: Path,  # the checkpoint folder that was evaluated
-    result: dict,  # replaces an earlier one of the same checkpoint, task, data and limits
+    result: dict,  # replaces an earlier one of the same run, checkpoint, task, data and limits
 ) -> Path:
     """Add a result to eval.json of the run folder; return its path.
 
     Where the checkpoint stands alone, the file goes into it.
     """
     checkpoint = Path(checkpoint)
-    in_a_run = checkpoint.parent.name == "checkpoints"
-    path = (checkpoint.parent.parent if in_a_run else checkpoint) / "eval.json"
+    path = _home(checkpoint) / "eval.json"
     result = {"checkpoint": checkpoint.name, **result, "torch": torch.__version__}
 
     def question(r: dict) -> list:
-        keys = ("checkpoint", "task", "data", "max_tokens", "limit", "few_shot", "examples")
+        keys = ("run", "checkpoint", "task", "data", "max_tokens", "limit", "few_shot", "examples")
         return [r.get(key) or None for key in keys]
 
     try:
@@ -210,6 +214,13 @@ def main(argv: list[str]) -> None:
     if options.few_shot < 0 or (options.few_shot and not options.task):
         told = "choose a number from 0 on, with a --task"
         raise UserError(f"few_shot = {options.few_shot}: {told}")
+    if options.examples and not options.few_shot:
+        remedy = "give --task and --few-shot N with it (N examples a question)"
+        raise UserError(f"examples = {options.examples}: {remedy}")
+    unused, instead = ("max_tokens", "limit") if options.task else ("limit", "max_tokens")
+    if getattr(options, unused) is not None:
+        kind = "a task" if options.task else "a text"
+        raise UserError(f"{unused} is not for {kind}: leave it out, or give --{instead.replace('_', '-')}")
     if "WORLD_SIZE" in os.environ:
         world = init_world(options.device, timeout=600)
     else:
@@ -227,7 +238,11 @@ def main(argv: list[str]) -> None:
         print(line)
         is_ours = (checkpoint / "manifest.json").exists()  # nothing is written into others' folders
         if options.out or is_ours:
-            path = save_result(Path(options.out or checkpoint), {"checkpoint": checkpoint.name, **result})
+            out = Path(options.out or checkpoint)
+            whose = {"checkpoint": checkpoint.name}
+            if _home(out).resolve() != _home(checkpoint).resolve():  # results of several may stand there
+                whose["run"] = os.path.normpath(options.run)
+            path = save_result(out, {**whose, **result})
             print(f"written to {path}")
     close_world()
 

@@ -303,7 +303,8 @@ def write_harness_task(
 ) -> str:
     """Define a task of lm-evaluation-harness on a local file. Returns its NAME.
 
-    Then: `lm_eval --include_path OUT --tasks NAME`.
+    Then: `lm_eval --include_path OUT --tasks NAME`, for an exported model with
+    `--model hf --model_args pretrained=FOLDER,add_bos_token=False`.
     """
     data = Path(data).expanduser().resolve()
     out = Path(out).expanduser()
@@ -345,7 +346,7 @@ def run_harness(
     batch_size: int = 16,
     limit: int | None = None,  # questions of each task
 ) -> dict[str, dict[str, float]]:
-    "The harness's scores: {task: {metric: value}}. For this page's comparison."
+    "The harness's scores: {task: {metric: value}}."
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError('lm-evaluation-harness is not installed: pip install "tinygpt[eval]"')
     import lm_eval
@@ -353,7 +354,8 @@ def run_harness(
 
     subject = {"model": model}
     if isinstance(model, (str, Path)):
-        arguments = {"pretrained": str(model), "device": "cpu", "dtype": "float32", "add_bos_token": False}
+        arguments = {"pretrained": str(model), "device": "cpu", "dtype": "float32"}
+        arguments["add_bos_token"] = False  # else the tokenizer's eot stands before each question
         subject = {"model": "hf", "model_args": arguments, "batch_size": batch_size}
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     found = lm_eval.simple_evaluate(

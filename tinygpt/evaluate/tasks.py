@@ -233,7 +233,7 @@ class Task:
     options: int  # per question; 1: the last word
     metric: str  # the number that is compared with the published ones
     hub: str  # where the data is on the hub; empty: only on request from its authors
-    published: dict[str, float]  # in per cent
+    published: dict[str, float]  # in per cent; GPT-3's answers were chosen by the loss per token
 
 
 TASKS = {
@@ -277,6 +277,9 @@ def load_items(
         raise UserError(
             f"data: {task} is given out by its authors on request only: give its file with --data"
         )
+    nothing = UserError(f"data: {data} has no rows: give a file of {task} with at least one question")
+    if data and Path(data).is_file() and not Path(data).stat().st_size:
+        raise nothing
     try:
         rows = list(islice(read_rows(data or TASKS[task].hub), limit))
     except UserError:
@@ -287,7 +290,7 @@ def load_items(
             "fetch it again"
         ) from None
     if not rows:
-        raise UserError(f"data: {data} has no rows: give a file of {task} with at least one question")
+        raise nothing
     return [_checked_item(task, place, row) for place, row in rows]
 
 

@@ -41,7 +41,8 @@ def main(argv: list[str]) -> None:
         out = options.out or options.run
         name = write_harness_task(options.harness_task, options.data, out)
         folder = shlex.quote(out)
-        then = f"lm_eval --model hf --model_args pretrained=FOLDER --include_path {folder} --tasks {name}"
+        arguments = "pretrained=FOLDER,add_bos_token=False"
+        then = f"lm_eval --model hf --model_args {arguments} --include_path {folder} --tasks {name}"
         print(f"{out} defines {name}: {then}")
         return
     if not options.out:
