@@ -8,6 +8,7 @@ from tinygpt.checkpoint import save_checkpoint
 from tinygpt.generate.__main__ import main
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
+from tinygpt.tokenizer_special import SpecialTokenizer
 
 SMALL = dict(block_size=16, n_layer=2, n_head=4, n_embd=32)
 
@@ -118,6 +119,21 @@ def test_a_prompt_with_characters_the_tokenizer_does_not_know_is_one_sentence(tm
     assert "x" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_stop_string_may_hold_characters_that_the_tokenizer_does_not_know(tmp_path, capsys, chat):
+    tokenizer = CharTokenizer.train("abc")
+    if chat:
+        tokenizer = SpecialTokenizer(tokenizer, ["<|mark|>"], ends=["<|mark|>"])
+    save_checkpoint(tmp_path / "c", build(tokenizer.n_vocab), tokenizer)
+    how = [tmp_path / "c", "--prompt", "ab", "--max-new-tokens", 4, "--seed", 1, "--stop", "###"]
+    assert call(*how) == 0 == call(*how, "--special")
+    first, again = capsys.readouterr().out.splitlines()
+    assert first == again and first.startswith("ab")
+    for name in ["<|endoftext|>", *["<|mark|>"] * chat]:  # not a character of it is known
+        assert call(*how, "--stop", name) == 0
+        assert "special tokens in prompt or stop are read as text" in capsys.readouterr().err
+
+
 def test_ctrl_c_ends_it_with_130(run, capsys, monkeypatch):
     def interrupted(*_):
         yield None, "piece"
@@ -155,12 +171,36 @@ def test_special_tokens_in_a_prompt_are_text_with_a_note_and_tokens_with_a_flag(
     monkeypatch.setattr(module, "decode_rows", noting)
     how = [run, "--max-new-tokens", 2, "--prompt", "a<|endoftext|>"]
     call(*how)
-    note = "note: special tokens in the prompt are read as text: --special reads them as such\n"
+    note = "note: special tokens in prompt or stop are read as text: --special reads them as such\n"
     assert capsys.readouterr().err == note and begun[0] == [256, *b"a<|endoftext|>"]
     call(*how, "--special")
     assert capsys.readouterr().err == "" and begun[1] == [256, 97, 256]
     call(run, "--max-new-tokens", 2, "--prompt", "a")
     assert capsys.readouterr().err == ""
+    call(run, "--max-new-tokens", 2, "--prompt", "a", "--stop", "<|endoftext|>")
+    assert capsys.readouterr().err == note
+
+
+def test_a_special_token_as_a_stop_string_ends_a_text_though_it_has_no_bytes(tmp_path, capsys, monkeypatch):
+    tokenizer = SpecialTokenizer(ByteTokenizer(), ["<|mark|>"], ends=[])
+    model = build(tokenizer.n_vocab)
+    with torch.no_grad():  # whatever comes before, the mark is the likeliest token
+        model.ln_f.bias.copy_(10 * model.wte.weight[tokenizer.special["<|mark|>"]])
+    save_checkpoint(tmp_path / "m", model, tokenizer)
+    how = [tmp_path / "m", "--prompt", "a", "--special", "--temperature", 0, "--max-new-tokens", 4]
+    finishes, real = [], module.decode_rows
+
+    def noting(*args):
+        for row in real(*args):
+            finishes.append(row.finish)
+            yield row
+
+    monkeypatch.setattr(module, "decode_rows", noting)
+    call(*how)
+    assert finishes == ["", "", "", "length"]  # the mark is written again and again, and nobody sees it
+    finishes.clear()
+    call(*how, "--stop", "<|mark|>")
+    assert finishes == ["eot"] and capsys.readouterr().out == "a\na\n"
 
 
 def test_a_draft_changes_no_greedy_text_and_a_seed_repeats_the_drawn_one(run, tmp_path, capsys):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpt.measure.memory import machine_memory, predict_memory
+from tinygpt.measure.memory import machine_memory, param_counts, predict_memory
 from tinygpt.run.config import (
     TrainConfig,
     check_memory,
@@ -64,7 +64,11 @@ BAD = [
     ("data", "batch_size", 0, "batch_size"),
     ("data", "micro_batch_size", 99, "micro_batch_size"),
     ("data", "source", "nowhere.txt", "nowhere.txt"),
+    ("data", "source", "~nobody-here/book.txt", "nor a path that exists"),
+    ("data", "source", "x" * 300, "nor a path that exists"),
     ("data", "tokenizer", "nope", "tokenizer = nope"),
+    ("data", "tokenizer", "x" * 300, "tokenizer = x"),
+    ("optim", "learning_rate", 10**400, "learning_rate"),
     ("run", "name", "a/b", "a/b"),
     ("run", "name", "", "name"),
     ("system", "device", "cuda:77", "cuda:77"),
@@ -197,6 +201,19 @@ def test_a_model_that_cannot_fit_is_refused_with_both_numbers():
         check_memory(config, device)
     config.model = replace(config.model, n_embd=192)  # the remedy
     check_memory(config, device)
+
+
+def test_to_score_a_model_only_its_weights_have_to_fit(monkeypatch):
+    config, device = preset("gpt2"), torch.device("cpu")
+    weights = least_memory(config, training=False)
+    assert weights == 4 * sum(param_counts(config.model).values())
+    monkeypatch.setattr("tinygpt.run.config.machine_memory", lambda device: 2 * weights)
+    check_memory(config, device, training=False)
+    with pytest.raises(UserError, match="model and training step"):
+        check_memory(config, device)
+    monkeypatch.setattr("tinygpt.run.config.machine_memory", lambda device: weights - 1)
+    with pytest.raises(UserError, match="the weights take at least .* machine with more memory"):
+        check_memory(config, device, training=False)
 
 
 @pytest.mark.parametrize(

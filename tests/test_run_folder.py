@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tinygpt.checkpoint import checkpoints
 from tinygpt.run.folder import check_folder, claim_folder, remove_run, run_problem
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
+from tinygpt.run.setup import Objective, open_run
 from tinygpt.support import UserError
 from tinygpt.train import main
 
@@ -262,3 +264,49 @@ def test_resuming_a_run_that_has_saved_nothing_names_a_way_that_works(tmp_path, 
     command = shlex.split(str(error.value).partition("again with ")[2])
     assert command[:3] == ["python", "-m", "tinygpt.train"] and main(command[3:]) == 0
     assert checkpoints(folder) and not Path("pwned").exists()
+
+
+def test_a_run_that_saved_nothing_and_was_moved_is_begun_again_where_it_is_now(tmp_path, monkeypatch):
+    "Not where its config.json says: another run of the old name is there by now."
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("".join(f"{i} days are {i * 24} hours. " for i in range(300)))
+    flags = [*FLAGS.split(), "--data", "text.txt"]
+    assert main(flags) == 0
+    Path("old").mkdir()
+    Path("runs/same").rename("old/same")
+    shutil.rmtree("old/same/checkpoints")
+    assert main([*flags, "--seed", "5"]) == 0
+    before = {path: path.read_bytes() for path in Path("runs/same").rglob("*") if path.is_file()}
+    with pytest.raises(UserError) as error:
+        check_folder(Path("old/same"), resume=True, overwrite=False)
+    assert main(shlex.split(str(error.value).partition("again with ")[2])[3:]) == 0
+    assert checkpoints(Path("old/same"))
+    assert {path: path.read_bytes() for path in Path("runs/same").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_for_another_objective_is_not_sent_to_the_command_that_trains_the_next_token(config):
+    open_run(config, objective=Objective(command="tinygpt.finetune", settings={"draws": 3})).close()
+    with pytest.raises(UserError, match="as it was begun, by python -m tinygpt.finetune, with --overwrite"):
+        check_folder(config.folder, resume=True, overwrite=False)
+
+
+def test_a_folder_with_foreign_files_and_no_checkpoint_is_not_said_to_be_overwritten(run):
+    (run / "thesis.tex").touch()
+    shutil.rmtree(run / "checkpoints/step_000005")
+    with pytest.raises(UserError, match="holds thesis.tex, which no run made: begin a run of another --name"):
+        check_folder(run, resume=True, overwrite=False)
+
+
+def test_what_a_file_manager_leaves_is_no_obstacle(run):
+    for name in (".DS_Store", "checkpoints/.DS_Store", "Thumbs.db"):
+        (run / name).touch()
+    assert run_problem(run) == ""
+    remove_run(run)
+    assert not run.exists()
+
+
+def test_a_run_may_be_called_checkpoints(run):
+    folder = run.rename(run.with_name("checkpoints"))
+    assert run_problem(folder) == ""
+    remove_run(folder)
+    assert not folder.exists()

@@ -177,3 +177,41 @@ def test_settings_of_a_file_are_checked_before_flags_are_made_of_them(tmp_path):
     (tmp_path / "c.json").write_text(json.dumps({"optim": {"betas": 0.9, "max_steps": "many"}}))
     with pytest.raises(UserError, match=r"c.json: betas = 0.9 .*; max_steps = 'many'"):
         parse_arguments(["--config", str(tmp_path / "c.json"), "--max-steps", "3"])
+
+
+def test_of_a_place_to_start_from_that_is_given_twice_the_last_one_counts(tmp_path):
+    for layers in (3, 5):
+        config = preset("laptop")
+        config.model.n_layer = layers
+        (tmp_path / f"{layers}.json").write_text(json.dumps(asdict(config)))
+    argv = ["--config", str(tmp_path / "3.json"), f"--config={tmp_path / '5.json'}"]
+    assert parse_arguments(argv).train.model.n_layer == 5
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--name b", "name = b: the run began with a: leave --name out"),
+        ("--out elsewhere", "out = elsewhere: the run is in .*: leave --out out"),
+        ("--seed 7", "seed = 7: the run began with 1337: leave --seed out"),
+        ("--init-from gpt2", "init_from = gpt2: the run began with none: leave --init-from out"),
+        ("--overwrite", "--overwrite deletes it"),
+    ],
+)
+def test_a_flag_that_a_resumed_run_would_not_follow_is_refused(tmp_path, flags, words):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.json").write_text(json.dumps(asdict(preset("laptop"))))
+    resume = ["--resume", str(tmp_path / "a")]
+    with pytest.raises(UserError, match=words):
+        parse_arguments([*resume, *flags.split()])
+    same = ["--name", "a", "--out", str(tmp_path), "--seed", "1337", "--max-steps", "9"]
+    assert parse_arguments([*resume, *same]).train.folder == tmp_path / "a"
+
+
+@pytest.mark.parametrize("out", ["runs", "./runs", "runs/", "{}/runs"])
+def test_the_place_of_a_resumed_run_may_be_given_in_any_spelling(tmp_path, monkeypatch, out):
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "runs/a/config.json").write_text(json.dumps(asdict(preset("laptop"))))
+    monkeypatch.chdir(tmp_path)
+    config = parse_arguments(["--resume", "runs/a", "--out", out.format(tmp_path)]).train
+    assert config.folder.resolve() == (tmp_path / "runs/a").resolve()

@@ -30,10 +30,10 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
 def test_a_resumed_run_cuts_what_it_will_make_again(tmp_path):
     first = RunLog(tmp_path, show=lambda text: None)
     for step in range(10):
-        first.write(step=step)
+        first.write(step=step, loss=3.0)
     first.close()
     second = RunLog(tmp_path, from_step=6, show=lambda text: None)
-    second.write(step=6, again=True)
+    second.write(step=6, loss=2.0)
     second.close()
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(7))
     RunLog(tmp_path, show=lambda text: None).close()  # a fresh run starts with nothing
@@ -59,6 +59,22 @@ def test_the_last_validation_stands_once_however_often_a_finished_run_is_resumed
     assert [line["val_loss"] for line in read_metrics(tmp_path) if "val_loss" in line] == [1.5, 1.25, 1.26]
 
 
+def test_what_an_objective_measured_at_the_step_of_a_resume_is_not_made_again_and_stays(tmp_path):
+    log = RunLog(tmp_path)
+    for step in range(4):
+        log.write(step=step, loss=2.0)
+    log.write(step=4, val_loss=1.5)
+    log.write(step=4, right_all=0.25)
+    log.close()
+    whole = (tmp_path / "metrics.jsonl").read_text()
+    for again in ({}, dict(step=4, right_all=0.25)):  # in mid-run, and of a finished one
+        resumed = RunLog(tmp_path, from_step=4)
+        if again:
+            resumed.write(**again)
+        resumed.close()
+        assert (tmp_path / "metrics.jsonl").read_text() == whole
+
+
 def test_values_that_are_not_finite_can_be_read_back(tmp_path):
     log = RunLog(tmp_path, show=lambda text: None)
     log.write(step=0, loss=math.nan)
@@ -71,6 +87,13 @@ def test_the_running_mean_starts_at_the_first_value_and_stays_within_the_values(
     values = [5.0, 1.0, 4.0, 2.0, 8.0]
     assert all(min(values) <= v <= max(values) for v in smooth(values))
     assert smooth([2.0] * 7) == pytest.approx([2.0] * 7)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_leaves_the_running_mean_as_it_was(bad):
+    mean = smooth([2.0, 1.0, bad, 3.0])
+    assert mean[:2] == smooth([2.0, 1.0]) and mean[2] == mean[1] and mean[3] == smooth([2.0, 1.0, 3.0])[-1]
+    assert math.isnan(smooth([bad, 2.0])[0]) and smooth([bad, 2.0])[1] == 2.0
 
 
 def test_the_picture_is_a_png_and_nothing_to_draw_is_a_sentence(tmp_path):

@@ -17,11 +17,12 @@ import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints, load_model, save_checkpoint
 from tinygpt.data.__main__ import main as prepare_main
 from tinygpt.data.tokens import Corpus, write_token_data
+from tinygpt.evaluate.export import export_model
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.run.config import load_config
 from tinygpt.run.presets import PRESETS, preset
-from tinygpt.run.setup import begin_run, choose_prompt, initial_model, last_words
+from tinygpt.run.setup import begin_run, choose_prompt, initial_model, last_words, open_run
 from tinygpt.support import UserError
 from tinygpt.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from tinygpt.train import main, train
@@ -122,6 +123,22 @@ def test_a_tokenizer_that_is_not_the_weights_own_is_refused_with_the_one_that_is
         assert begin_run(config).data.tokenizer.fingerprint == bpe.fingerprint
 
 
+def test_a_tokenizer_that_is_not_that_of_a_hugging_face_folder_is_refused(config, tmp_path, words):
+    "As many ids, with other meanings: no size would tell."
+    bpe, other = (BPETokenizer.train([words.read_text()[:n]], 280) for n in (3000, 60))
+    other.save(tmp_path / "other.json")
+    bpe.save(tmp_path / "same.json")
+    export_model(GPT(GPTConfig.llama(**SMALL | dict(vocab_size=280))), bpe, tmp_path / "hf")
+    config.run.init_from = str(tmp_path / "hf")
+    config.data.tokenizer = str(tmp_path / "other.json")
+    with pytest.raises(UserError, match="tokenizer = .* was trained with another one") as error:
+        begin_run(config)
+    remedy = shlex.split(str(error.value).partition("give --tokenizer ")[2])[0]
+    for named in (remedy, str(tmp_path / "same.json"), "bpe"):
+        config.data.tokenizer = named
+        assert begin_run(config).data.tokenizer.vocab == bpe.vocab
+
+
 def test_a_run_by_characters_is_gone_on_from_with_characters(config, tmp_path):
     letters = CharTokenizer.train("".join(map(chr, range(10, 128))))
     form = GPTConfig.gpt2(**SMALL | dict(vocab_size=letters.n_vocab))
@@ -184,6 +201,22 @@ def test_eval_only_scores_both_parts_and_writes_nothing(config, capsys):
     assert {p: p.stat().st_mtime_ns for p in config.folder.rglob("*")} == files
     assert main(["--resume", str(config.folder), "--eval-only"]) == 0
     assert f"validation loss {result.val.loss:.4f}" in capsys.readouterr().out
+
+
+def test_eval_only_without_a_run_or_weights_is_refused(config):
+    "Fresh random weights have a score too, and it would be taken for that of a run."
+    with pytest.raises(UserError, match="eval_only: there are no weights to score: name a run with --resume"):
+        quiet(config, eval_only=True)
+
+
+def test_to_score_a_model_takes_no_memory_for_training(config, monkeypatch):
+    save_checkpoint(Path(config.run.out) / "m", GPT(config.model), ByteTokenizer())
+    config.run.init_from = str(Path(config.run.out) / "m")
+    weights = 4 * sum(p.numel() for p in GPT(config.model).parameters())
+    monkeypatch.setattr("tinygpt.run.config.machine_memory", lambda device: 2 * weights)
+    assert quiet(config, eval_only=True).val.tokens
+    with pytest.raises(UserError, match="memory: model and training step"):
+        quiet(config)
 
 
 def test_last_words_name_the_newest_checkpoint_and_the_way_on(config):
@@ -301,6 +334,23 @@ def test_a_resumed_run_has_the_state_of_the_one_that_stopped(config, monkeypatch
     resumed = quiet(config, resume=True)
     assert resumed.losses == whole.losses[4:] and resumed.steps == whole.steps
     assert seen == [json.loads((checkpoints(whole.run)[0] / "state.json").read_text())["scaler"]]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_follows_the_settings_of_its_optimizer(config, optimizer):
+    "Not those that the checkpoint was saved with: config.json and the report say the new ones."
+    config.optim = replace(config.optim, optimizer=optimizer)
+    quiet(config)
+    new = dict(betas=(0.5, 0.6), eps=1e-3, weight_decay=0.5, muon_weight_decay=0.25, max_steps=20)
+    config.optim = replace(config.optim, **new)
+    run = open_run(config, resume=True)
+    run.close()
+    for group in run.parallel.optimizer.param_groups:
+        if group["kind"] == "muon":
+            assert group["weight_decay"] == 0.25
+            continue
+        decay = 0.0 if group["params"][0].dim() == 1 else 0.5
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.5, 0.6), 1e-3, decay)
 
 
 def test_a_run_is_finished_after_exactly_its_steps(config):

@@ -72,7 +72,7 @@ def test_a_model_from_elsewhere_has_no_run_to_inherit_from(tmp_path, base):
     assert base_folder(str(base / "checkpoints/step_000003")) == base_folder(str(base)) == base
 
 
-def test_a_resumed_run_finds_both_kinds_of_settings_and_flags_change_single_ones(base):
+def test_a_resumed_run_finds_both_kinds_of_settings_and_flags_change_single_ones(base, monkeypatch):
     options = options_of(base, "--draws", 3, "--tasks", "sort", "copy", "--beta", 0.25)
     objective = Objective(command="tests.stage", settings=own_settings(options))
     run = train(options.train, progress="none", objective=objective).run
@@ -80,10 +80,17 @@ def test_a_resumed_run_finds_both_kinds_of_settings_and_flags_change_single_ones
     assert own_settings(again) == own_settings(options) and again.recipe == options.recipe
     assert again.train.optim == options.train.optim and again.train.folder == run
     assert options_of("--resume", run, "--draws", 5, "--max-steps", 9).draws == 5
+    monkeypatch.chdir(run.parent.parent)
+    assert options_of("--resume", run, "--out", run.parent.name).train.folder.resolve() == run.resolve()
     with pytest.raises(UserError, match="draws = 5: the run began with 3: leave --draws out"):
         options_of("--resume", run, "--draws", 5, kept=("draws",))
     assert options_of("--resume", run, "--draws", 3, kept=("draws",)).draws == 3  # as it was
     assert options_of(base, "--draws", 5, kept=("draws",)).draws == 5  # a new run
+    for flag, value in (("--name", "other"), ("--seed", 5), ("--init-from", "other")):
+        with pytest.raises(UserError, match=f"leave {flag} out"):
+            options_of("--resume", run, flag, value)
+    with pytest.raises(UserError, match="--overwrite deletes it"):
+        options_of("--resume", run, "--overwrite")
 
 
 def test_what_cannot_be_meant_is_one_sentence(base, tmp_path):

@@ -10,9 +10,11 @@ __all__ = ['TOKENIZERS', 'BOUNDS', 'RunConfig', 'DataConfig', 'OptimConfig', 'Ev
 import copy
 import dataclasses
 import math
+import os
 import re
 import reprlib
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -200,7 +202,8 @@ def _fits(value, hint) -> bool:
     if kinds:  # int | None
         return any(_fits(value, kind) for kind in kinds)
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and abs(value) <= sys.float_info.max  # nan is not, nor is a too large whole number
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 # %% ../../nbs/more/19_run_config.ipynb #train-config
@@ -218,7 +221,7 @@ class TrainConfig:
     @property
     def folder(self) -> Path:
         "The run's folder."
-        return Path(self.run.out).expanduser() / self.run.name
+        return Path(os.path.expanduser(self.run.out)) / self.run.name
 
     def problems(self) -> list[str]:
         "What is wrong with these settings and can be seen without reading the data, a sentence each."
@@ -250,12 +253,12 @@ def _source_problems(config) -> Iterator[str]:
     streams = d.loader == "stream"
     known = [*CORPORA, *(HUB if streams else ())]
     is_address = streams and "://" in d.source
-    if d.source not in known and not is_address and not Path(d.source).expanduser().exists():
+    if d.source not in known and not is_address and not os.path.exists(os.path.expanduser(d.source)):
         yield f"source = {d.source} is neither a corpus ({', '.join(known)}) nor a path that exists"
     if d.source in HUB and not streams:
         remedy = "give --loader stream, or prepare it and give the folder"
         yield f"source = {d.source} is read from the hub while training: {remedy}"
-    if d.tokenizer not in TOKENIZERS and not Path(d.tokenizer).is_file():
+    if d.tokenizer not in TOKENIZERS and not os.path.isfile(d.tokenizer):
         kinds = "bpe, char, byte, gpt2, nor the path of a saved tokenizer"
         saved = sorted(config.folder.glob("checkpoints/step_*/tokenizer.json"))[-1:]
         remedy = [f": each checkpoint has it, give --tokenizer {shlex.quote(str(path))}" for path in saved]
@@ -372,6 +375,7 @@ def _place_problems(config) -> Iterator[str]:
 def least_memory(
     config: TrainConfig,  # that has no problems
     world_size: int = 1,  # processes
+    training: bool = True,  # False: to score the model
 ) -> int:
     """Bytes that one process certainly needs for its training step; a real one needs more.
 
@@ -380,6 +384,8 @@ def least_memory(
     """
     m, d, system = config.model, config.data, config.system
     weights = 4 * sum(param_counts(m).values())
+    if not training:
+        return weights
     state = weights + state_bytes(m, config.optim.optimizer)  # with the gradients
     if system.parallel in ("zero", "fsdp"):
         state //= world_size
@@ -396,13 +402,17 @@ def check_memory(
     config: TrainConfig,
     device: torch.device,
     world_size: int = 1,
+    training: bool = True,  # False: to score the model
 ) -> None:
     "UserError, with the numbers of bytes, for a model or a step that is larger than the whole memory."
-    needed, there = least_memory(config, world_size), machine_memory(device)
+    needed, there = least_memory(config, world_size, training), machine_memory(device)
     if there is not None and needed > there:
-        sizes = f"take at least {needed:,} bytes, and {device} has {there:,}"
+        what = "model and training step take" if training else "the weights take"
+        sizes = f"{what} at least {needed:,} bytes, and {device} has {there:,}"
         remedy = "lower n_embd, n_layer, vocab_size or ngram_rows, or the rows in micro_batch_size"
-        raise UserError(f"memory: model and training step {sizes}: {remedy}")
+        if not training:
+            remedy = "score it on a machine with more memory"
+        raise UserError(f"memory: {sizes}: {remedy}")
 
 # %% ../../nbs/more/19_run_config.ipynb #files
 def _todays(setting: str, value) -> tuple[str, object]:
@@ -446,7 +456,7 @@ def find_tokenizer(
     "Take the tokenizer of the run's checkpoints where the config names none, or a file that is gone."
     d, brought = config.data, bool(config.run.init_from)
     unnamed = d.tokenizer == "bpe" and brought
-    if not unnamed and (d.tokenizer in TOKENIZERS or Path(d.tokenizer).is_file()):
+    if not unnamed and (d.tokenizer in TOKENIZERS or os.path.isfile(d.tokenizer)):
         return
     for path in (checkpoint / "tokenizer.json" for checkpoint in reversed(checkpoints(run))):
         with suppress(UserError):

@@ -167,12 +167,17 @@ class Single:
         return self.optimizer.state_dict()
 
     def load_optimizer_state(self, state: dict):
-        "Take over a whole state, from a run in any of the four ways."
+        "Take over a whole state, from a run in any of the four ways. Settings stay those of the config."
+        groups = self.optimizer.param_groups
+        names = ("betas", "eps", "weight_decay")  # those of the config; the loop sets lr in each step
+        own = [{name: group[name] for name in names if name in group} for group in groups]
         try:
             self.optimizer.load_state_dict(state)
         except (ValueError, KeyError) as error:
             remedy = "resume with the settings of that run"
             raise UserError(f"resume: the optimizer's state does not fit ({error}): {remedy}") from None
+        for group, settings in zip(self.optimizer.param_groups, own):
+            group.update(settings)
 
 
 class DDP(Single):

@@ -7,6 +7,7 @@ __all__ = ['RunLog', 'read_metrics', 'metric_sinks', 'plot_losses', 'smooth', 'c
 
 # %% ../../nbs/more/19_run_report.ipynb #imports
 import json
+import math
 import os
 import platform
 import re
@@ -36,7 +37,7 @@ class RunLog:
     ):
         self.folder, self.show, self.sinks, self.lost = folder, show, sinks, set()
         self.metrics = self.text = None
-        self.judged = []  # what a resumed run finds judged at its first step
+        self.judged = []  # lines of validations at the very step of the resume: not to be written twice
         if folder:
             metrics, text = Path(folder) / "metrics.jsonl", Path(folder) / "log.txt"
             self.judged = self.spare("metrics.jsonl", _keep_until, metrics, from_step) or []
@@ -67,10 +68,10 @@ class RunLog:
                 print(line, file=sys.stderr, flush=True)
 
     def write(self, **values):
-        "Append a line to metrics.jsonl. `step` counts finished optimizer steps from 0."
+        "Append a line to metrics.jsonl."
         line = json.dumps(values)
         if line in self.judged:
-            return  # killed after the last step, and gone on with: the last validation is made once more
+            return  # a finished run that is resumed makes its last validation once more
         self._append("metrics.jsonl", self.metrics, line)
         for number, (write, _) in enumerate(self.sinks):
             self.spare(f"sink {number} of the metrics", write, values)
@@ -126,17 +127,17 @@ def _open_log(path: Path, mode: str = "a+"):
 def _keep_until(path: Path, from_step: int) -> list[str]:
     """Cut off the lines of steps that will be made again: in a copy, which then takes the file's place.
 
-    Returns the validations that stand there for just this step.
+    Returns what validations found at just this step.
     """
     kept = []
     for line in read_metrics(path.parent) if from_step else []:
-        # training lines carry the number of their step from 0, validation lines how many were made before
-        made = line["step"] if "val_loss" in line else line["step"] + 1
+        # training lines carry the number of their step from 0, the others how many were made before
+        made = line["step"] + 1 if "loss" in line else line["step"]
         if made <= from_step:
             kept.append(line)
     with atomic_path(path) as tmp:
         tmp.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8", newline="\n")
-    return [json.dumps(line) for line in kept if "val_loss" in line and line["step"] == from_step]
+    return [json.dumps(line) for line in kept if "loss" not in line and line["step"] == from_step]
 
 # %% ../../nbs/more/19_run_report.ipynb #read
 def read_metrics(
@@ -251,11 +252,16 @@ def smooth(
     values,  # a sequence of numbers
     weight: float = 0.9,  # of the past
 ) -> list[float]:
-    "Exponential running mean, corrected for its start at zero (as Adam's is)."
-    mean, out = 0.0, []
-    for i, value in enumerate(values, 1):
-        mean = weight * mean + (1 - weight) * value
-        out.append(mean / (1 - weight**i))
+    """Exponential running mean, corrected for its start at zero (as Adam's is).
+
+    A value that is not finite leaves it as it was.
+    """
+    mean, seen, out = 0.0, 0, []
+    for value in values:
+        if math.isfinite(value):
+            seen += 1
+            mean = weight * mean + (1 - weight) * value
+        out.append(mean / (1 - weight**seen) if seen else math.nan)
     return out
 
 # %% ../../nbs/more/19_run_report.ipynb #report

@@ -116,12 +116,12 @@ def initial_model(
 
 
 def _load_from(source: str, config: TrainConfig) -> GPT:
-    "The model at `source`: whatever `open_model` opens. Sets the tokenizer, unless one was named."
+    "The model at `source`: whatever `open_model` opens. Sets the tokenizer, where the weights bring theirs."
     kind, place = find_model(source)
-    if kind == "hf" and config.data.tokenizer != "bpe":
-        return load_hf(place)
     if kind == "hf" and not (place / "tokenizer.json").exists():
         model = load_hf(place)
+        if config.data.tokenizer != "bpe":
+            return model
         if model.config.vocab_size != 50257:
             size = f"a vocabulary of {model.config.vocab_size}"
             raise UserError(f"init_from = {source}: name its tokenizer with --tokenizer ({size})")
@@ -344,6 +344,7 @@ def begin_run(
     resume: bool = False,
     progress: bool = False,  # show a bar while the data is made
     world: World | None = None,  # None: found here
+    training: bool = True,  # False: to score it; that takes less memory
 ) -> Run:
     "Settings, processes, data and weights. UserError for what cannot work; nothing is written but the cache."
     config = copy.deepcopy(config.check())
@@ -355,13 +356,14 @@ def begin_run(
     device = str(world.device) if world.world_size > 1 else system.device
     policy = on_all(world, lambda: choose_policy(device, system.dtype))
     weights = on_all(world, lambda: None if resume else initial_model(config))
-    on_all(world, lambda: check_memory(config, policy.device, world.world_size))
+    fits = partial(check_memory, config, policy.device, world.world_size, training)
+    on_all(world, fits)
     # the first process of a machine fills its cache, then the others read it
     show = progress and world.is_main
     data = on_all(world, lambda: open_run_data(config, show) if world.local_rank == 0 else None)
     data = on_all(world, lambda: open_run_data(config) if data is None else data)
     on_all(world, lambda: check_vocabulary(config, weights, data))
-    on_all(world, lambda: check_memory(config, policy.device, world.world_size))  # the vocabulary is known
+    on_all(world, fits)  # the vocabulary is known
     config.eval.prompt = on_all(world, lambda: choose_prompt(config, data))
     peak = machine_peak(policy.device, policy.dtype)  # before the seed: it draws random numbers
 
@@ -452,13 +454,14 @@ def open_run(
         find_tokenizer(config, config.folder)
     world = world or init_world(config.system.device, timeout=1800)
     with ExitStack() as claim:
-        on_first(world, lambda: claim.enter_context(claim_folder(config.folder)))  # and rank 0 holds it
+        # rank 0 holds the folder until `claim` is closed: here after a mistake, else in `Run.close`
+        on_first(world, lambda: claim.enter_context(claim_folder(config.folder)))
         on_first(world, lambda: check_folder(config.folder, resume, overwrite))
         run = begin_run(config, resume, progress, world)
         run.objective = objective
         equip_run(run, resume_run(run) if resume else {})
         on_first(world, lambda: take_folder(run, resume, overwrite))
-        run.claim = claim.pop_all()
+        run.claim = claim.pop_all()  # moved: the end of this block does not let go of the folder
     return run
 
 
@@ -493,12 +496,14 @@ def score_run(
     resume: bool = False,  # score the newest checkpoint in `config.folder`; else the weights of init_from
     progress: bool = False,
 ) -> tuple[Run, Score]:
-    "Score both parts of the data without training; writes nothing."
+    "Score both parts of the data without training; writes nothing. UserError where nothing is named."
     config = copy.deepcopy(config.check())
+    if not resume and not config.run.init_from:
+        raise UserError("eval_only: there are no weights to score: name a run with --resume, or --init-from")
     if resume:
         check_folder(config.folder, resume, overwrite=False)
         find_tokenizer(config, config.folder)
-    run = begin_run(config, resume, progress)
+    run = begin_run(config, resume, progress, training=False)
     if resume:
         resume_run(run)
     say = print if run.world.is_main else lambda line: None

@@ -6,6 +6,7 @@
 __all__ = ['COMMON', 'base_folder', 'config_after', 'own_settings', 'stage_start', 'stage_options']
 
 # %% ../../nbs/more/19_run_stage.ipynb #imports
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from ..checkpoint_open import find_model, open_model
-from .command import fit_warmup, switch_problem, value_of
+from .command import check_kept, check_resumed, fit_warmup, switch_problem, value_of
 from .config import RunConfig, TrainConfig, load_config
 from .presets import preset
 from .setup import kept_settings
@@ -86,7 +87,7 @@ def stage_start(
     if resume and place:
         raise UserError(f"RUN {place} and --resume {resume} are two places to start from: give one of them")
     if resume:
-        folder = Path(resume).expanduser().resolve()
+        folder = Path(os.path.expanduser(resume)).resolve()
         config = load_config(folder / "config.json")
         config.run.out, config.run.name = str(folder.parent), folder.name
         hints, kept = get_type_hints(Options), kept_settings(folder, command)
@@ -117,17 +118,9 @@ def stage_options(
     if not any(re.match("--warmup[-_]steps", flag) for flag in flags):  # nobody asked for this warm-up
         fit_warmup(options.train.optim, default.train.optim)
     if options.resume is not None:
-        _check_kept(options, default, kept)
+        check_resumed(options.train.run, default.train.run, options.overwrite)
+        check_kept(options, default, kept)
     for name, bound in least.items():
         if getattr(options, name) < bound:
             raise UserError(f"{name} = {getattr(options, name)}: choose {bound} or more")
     return options
-
-
-def _check_kept(options, default, names: tuple[str, ...]) -> None:
-    "UserError for a flag that a resumed run would not follow."
-    for name in names:
-        value, before = getattr(options, name), getattr(default, name)
-        if value != before:
-            flag = "--" + name.replace("_", "-")
-            raise UserError(f"{name} = {value}: the run began with {before}: leave {flag} out")
