@@ -8,7 +8,7 @@
 Each part writes its own entry of results/finetune.json. Without --base the part `laptop` trains the preset.
 Rates are multiples of the base's own; each way gets the same grid, one seed, 200 questions for choosing. The
 rate with the most right answers is then run with three seeds and judged on 400 questions of another draw. The
-part `laptop` has three rates, and 160 questions for choosing. All wordings of questions are held out.
+part `laptop` has four rates, and 160 questions for choosing. All wordings of questions are held out.
 
 What would refute what the chapter expects, written down before the first run:
 
@@ -316,7 +316,8 @@ def part_laptop(args, folder: Path) -> dict:
     for replay in (0.0, 0.25):  # the part of the rows that is the old text
         place, way = (config, str(start), folder, f"chat-{replay}"), WAYS["answers"] | dict(replay=replay)
         grid = [
-            tuned_run(*place, rate, 1, args.steps, judge, **way) for rate in args.rates or (0.1, 0.3, 1.0)
+            tuned_run(*place, rate, 1, args.steps, judge, **way)
+            for rate in args.rates or (0.1, 0.3, 1.0, 2.0)
         ]
         best = best_of(grid)
         more = range(2, args.seeds + 1)

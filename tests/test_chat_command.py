@@ -91,12 +91,14 @@ def test_what_is_forgotten_is_told(run, monkeypatch, capsys):
         ("--max-new-tokens 0", "max_new_tokens = 0"),
         ("--serve --port 70000", "port = 70000"),
         ("--serve --batch-size 0", "batch_size = 0"),
+        ("--serve --system Hi --top-k 3", "--serve does not follow --system, --top-k: leave that out"),
         ("--tmperature 1", "did you mean --temperature?"),
         ("--device tpu", "tpu"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_2(run, monkeypatch, capsys, flags, named):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n"))
+    monkeypatch.setattr(module, "serve", lambda *_: pytest.fail("it was served"))
     device = [] if "--device" in flags else ["--device", "cpu"]
     assert main([str(run), *flags.split(), *device]) == 2
     out, err = capsys.readouterr()

@@ -326,16 +326,21 @@ def test_old_text_stands_below_the_answers_and_all_of_it_counts(packed):
 
 
 @pytest.mark.parametrize(
-    "replay, rows, world, old", [(0.0, 8, 2, 0), (0.25, 8, 2, 2), (0.25, 6, 2, 2), (0.1, 4, 1, 0)]
+    "replay, rows, world, old",
+    [(0.0, 8, 2, 0), (0.25, 8, 2, 2), (0.25, 6, 2, 2), (0.125, 4, 1, 0), (0.125, 1, 1, 0), (0.5, 2, 2, 0)],
 )
 def test_every_process_gets_as_many_rows_of_old_text(replay, rows, world, old):
     assert replay_rows(replay, rows, world) == old
 
 
-@pytest.mark.parametrize("replay", [1.0, 0.99, -0.1, float("nan")])
+@pytest.mark.parametrize("replay", [1.0, -0.1, float("nan")])
 def test_a_batch_without_answers_is_refused(replay):
-    with pytest.raises(UserError, match="replay = .*give a part of the 8 rows, such as 0.25"):
+    with pytest.raises(UserError, match="replay = .*give a part of the rows, such as 0.25"):
         replay_rows(replay, 8, 1)
+
+
+def test_where_old_text_would_take_every_row_there_is_none():
+    assert replay_rows(0.99, 8, 1) == replay_rows(0.75, 8, 8) == 0
 
 
 def test_a_run_with_old_text_goes_on_exactly_and_forgets_less(chat_config):

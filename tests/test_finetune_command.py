@@ -53,7 +53,7 @@ def chats(tmp_path):
 
 
 def call(*words):
-    return main([*map(str, words), *ASKED.split()])
+    return main([*map(str, words[:1]), *ASKED.split(), *map(str, words[1:])])  # of two, the later one counts
 
 
 def weights(folder):
@@ -82,6 +82,23 @@ def test_a_base_becomes_a_chat_model_and_a_stopped_run_goes_on_exactly(base, cha
     assert main(["--resume", str(run)]) == 0
     assert torch.equal(weights(run), whole)
     assert "python -m tinygpt.finetune --resume" in (run / "report.md").read_text()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_batch_too_small_for_old_text_is_told_and_goes_on_as_it_began(base, chats, capsys, rows):
+    assert call(base, "--data", chats, "--keep", 9, "--batch-size", rows) == 0, capsys.readouterr().err
+    told = f"note: replay = 0.125 gives no row of old text: batch_size = {rows}, processes = 1\n"
+    assert capsys.readouterr().err.count(told) == 1
+    run = base.with_name("base-chat")
+    whole, kept = weights(run), json.loads((run / "objective.json").read_text())
+    for replay in (0.0, 0.125):  # what is kept, and what earlier versions kept
+        assert kept["settings"]["replay"] == 0.0
+        (run / "objective.json").write_text(
+            json.dumps(kept | dict(settings=kept["settings"] | dict(replay=replay)))
+        )
+        drop_later(run, 2)
+        assert main(["--resume", str(run)]) == 0
+        assert torch.equal(weights(run), whole)
 
 
 def test_the_new_rows_are_made_once_and_taken_again(base, chats, capsys):
@@ -141,7 +158,7 @@ NO_ANSWER = {"messages": [{"role": "user", "content": "Hi"}]}
         ([{"prompt": "a", "completion": "b"}], "--questions -1", "questions = -1: choose 0 or more"),
         ([{"prompt": "a", "completion": "b"}], "--learning_rte 1", "--learning_rte is not a setting"),
         ([{"prompt": "a", "completion": "b"}], "--batch-size 0", "batch_size"),
-        ([{"prompt": "a", "completion": "b"}], "--replay 1", "replay = 1.0: give a part of the 32 rows"),
+        ([{"prompt": "a", "completion": "b"}], "--replay 1", "replay = 1.0: give a part of the rows"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_written(base, tmp_path, capsys, lines, flags, named):
@@ -183,8 +200,8 @@ def test_two_processes_train_as_one_does_and_go_on_exactly(base, chats):
     ways = {"ddp": "muon", "zero": "adamw"}
 
     def words(parallel, name):
-        flags = ["--optimizer", ways[parallel], "--parallel", parallel, "--keep", "9", *ASKED.split()]
-        return [str(base), "--data", str(chats), "--name", name, *flags]
+        flags = ["--optimizer", ways[parallel], "--parallel", parallel, "--keep", "9", "--replay", "0.5"]
+        return [str(base), "--data", str(chats), "--name", name, *flags, *ASKED.split()]
 
     alone = [run_options(parse_arguments(words(way, f"{way}-alone"))) for way in ways]
     ranks = run_processes(run_twice, 2, [words(way, way) for way in ways])

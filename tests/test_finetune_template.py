@@ -256,6 +256,16 @@ GOOD = '{"prompt": "a", "completion": "b"}\n'
             GOOD + '{"instruction": 5, "output": "x"}',
             "line 2: message 1 has a content of type int",
         ),
+        (
+            "a.jsonl",
+            GOOD + '{"instruction": "Double it", "input": 5, "output": "10"}',
+            "line 2: message 1 has a content of type int",
+        ),
+        (
+            "a.jsonl",
+            GOOD + '{"instruction": "Join", "input": ["a", "b"], "output": "ab"}',
+            "line 2: message 1 has a content of type list",
+        ),
         ("a.jsonl", GOOD + '{"prompt": null, "completion": "x"}', "line 2: message 1 has no content"),
         ("a.json", '{"messages": []}', "is no list"),
         ("a.json", '[{"messages": []}]', "entry 1: a conversation is a list"),

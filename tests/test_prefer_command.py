@@ -11,8 +11,14 @@ from tinygpt.checkpoint import save_checkpoint
 from tinygpt.finetune.template import chat_tokenizer
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.prefer import __main__ as prefer_command
-from tinygpt.prefer.__main__ import main, open_preferences, parse_arguments, prefer_config
-from tinygpt.prefer.pairs import Pair
+from tinygpt.prefer.__main__ import (
+    check_start,
+    main,
+    open_preferences,
+    parse_arguments,
+    prefer_config,
+)
+from tinygpt.prefer.pairs import Pair, encode_pair, read_pairs
 from tinygpt.run.report import read_metrics
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -105,6 +111,34 @@ def test_a_tenth_of_the_pairs_is_held_out(place):
     assert not any(pair in preferences.pairs for pair in preferences.held_out)
 
 
+def test_the_pairs_of_a_sorted_file_are_held_out_at_random_but_the_same_ones_each_time(place):
+    options = parse_arguments(["chat", *place[1]])
+    found = open_preferences(options)
+    first = [encode_pair(chat_tokenizer(ByteTokenizer()), pair) for pair in read_pairs("pairs.jsonl")]
+    assert found == open_preferences(options) and found.held_out != first[:2]
+    assert sorted(found.held_out + found.pairs) == sorted(first)
+
+
+def test_answers_are_drawn_where_the_run_computes(place, monkeypatch):
+    asked, open_model = [], prefer_command.open_model
+    monkeypatch.setattr(
+        prefer_command, "open_model", lambda *given: asked.append(given) or open_model(*given)
+    )
+    assert main(["chat", *place[1], "--device", "cpu"]) == 0
+    assert asked == [("chat", torch.device("cpu"))]
+
+
+def test_spread_weights_are_refused_before_an_answer_is_drawn_and_only_where_questions_are_asked(
+    place, monkeypatch, capsys
+):
+    folder, tiny = place
+    monkeypatch.setattr(prefer_command, "task_pairs", lambda *_, **__: pytest.fail("answers were drawn"))
+    argv = ["chat", *tiny, "--data", "tasks", "--parallel", "fsdp"]
+    assert_refused(main, argv, "take zero or ddp, or --questions 0", folder, capsys)
+    for remedy in (["--questions", "0"], ["--parallel", "zero"], ["--kind", "reward"]):
+        check_start(parse_arguments([*argv, *remedy]), 1)
+
+
 def test_the_recipe_takes_the_runs_own_settings_and_few_careful_steps(place):
     config = prefer_config("chat")
     assert config.run.init_from == "chat" and config.run.name == "chat-prefer"
@@ -134,6 +168,12 @@ def test_what_cannot_work_is_one_sentence_and_nothing_is_left(place, argv, word,
     folder, tiny = place
     known = argv[:1] in (["chat"], ["base"]) and "--resume" not in argv
     assert_refused(main, [argv[0], *tiny, *argv[1:]] if known else argv, word, folder, capsys)
+
+
+def test_a_file_of_too_few_pairs_is_told_nothing_of_questions(place, capsys):
+    folder, tiny = place
+    said = assert_refused(main, ["chat", *tiny, "--data", "one.jsonl"], "bring more", folder, capsys)
+    assert "--prompts" not in said
 
 
 def test_a_base_model_has_no_tasks_to_answer(place, capsys):

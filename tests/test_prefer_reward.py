@@ -93,6 +93,10 @@ def test_a_judge_counts_pairs_that_are_ranked_right(monkeypatch):
         class policy:
             autocast = torch.no_grad
 
+        class config:
+            class data:
+                micro_batch_size = 64
+
     figures = judge(Run)
     assert figures["rewards/accuracies"] == 0.5 and figures["rewards/margins"] == -1
 

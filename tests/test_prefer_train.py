@@ -25,6 +25,7 @@ from tinygpt.prefer.train import (
     pair_figures,
     pair_logps,
     reference_logps,
+    rows_at_once,
     save_preferences,
     weights_hash,
 )
@@ -82,6 +83,16 @@ def test_the_reference_is_the_model_of_init_from_without_dropout(config, tmp_pat
     run.close()
     torch.testing.assert_close(logps.sum(1), wanted)
     assert (logps[targets == -100] == 0).all()
+
+
+def test_a_pass_without_gradients_takes_no_more_rows_than_a_step_of_this_process(config):
+    run = open_run(config)
+    assert rows_at_once(run) == 8
+    run.world = replace(run.world, world_size=2)
+    assert rows_at_once(run) == 4
+    run.config.data.micro_batch_size = 2
+    assert rows_at_once(run) == 2
+    run.close()
 
 
 def test_training_begins_at_log_2_and_the_margin_grows(config):
@@ -166,6 +177,20 @@ def test_before_the_first_step_the_judge_sees_no_margin(config):
     run.close()
     assert figures["pairs/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert figures["rewards/margins"] == pytest.approx(0, abs=1e-5)
+
+
+def test_passes_without_gradients_take_no_more_rows_than_a_micro_step(config):
+    config.data.micro_batch_size = 2
+    run = open_run(config)
+    x, targets = pair_rows(LEARN.pairs)
+    reference, rows = open_reference(run), []
+    for model in (reference, run.model):
+        model.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    found = reference_logps(run, reference, x, targets)
+    PairJudge(LEARN)(run)
+    run.close()
+    assert set(rows) == {2} and len(rows) == 10 + 4
+    torch.testing.assert_close(found.sum(1), answer_logps(random_model(), x, targets).detach())
 
 
 def test_pairs_are_kept_once_and_known_by_their_hash(tmp_path):

@@ -272,13 +272,13 @@ def test_a_group_of_one_needs_another_baseline(practice):
     check_recipe(replace(RECIPE, group=1, baseline="batch"), practice)
 
 
-def loader_with(practice, recipe=RECIPE, name="single", world_size=1):
+def loader_with(practice, recipe=RECIPE, name="single", world_size=1, **how):
     "A loader of a run that is none: only what it looks at before it draws."
     world = SimpleNamespace(rank=0, world_size=world_size)
     data = SimpleNamespace(tokenizer=TOKENIZER)
     parallel = SimpleNamespace(name=name)
     run = SimpleNamespace(config=practice, world=world, data=data, parallel=parallel, policy=None, model=None)
-    return RolloutLoader(run, recipe)
+    return RolloutLoader(run, recipe, **how)
 
 
 def test_what_cannot_be_drawn_is_refused_before_the_first_step(practice):
@@ -288,6 +288,12 @@ def test_what_cannot_be_drawn_is_refused_before_the_first_step(practice):
         loader_with(practice, world_size=3)
     with pytest.raises(UserError, match="max_new_tokens = 60 is too large"):
         loader_with(practice, replace(RECIPE, max_new_tokens=60))
+    # the questions that are practised would leave room for it: 44 tokens of 80; held-out ones have 49
+    with pytest.raises(UserError, match="max_new_tokens = 34 .*: questions have up to 49 tokens"):
+        loader_with(practice, replace(RECIPE, max_new_tokens=34))
+    loader_with(practice, replace(RECIPE, max_new_tokens=31))
+    loader_with(practice, replace(RECIPE, max_new_tokens=34), questions=0)  # none is asked
+    run_of(practice, replace(RECIPE, max_new_tokens=34)).close()
 
 
 def test_a_resume_with_another_recipe_is_refused(practice):

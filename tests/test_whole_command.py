@@ -204,7 +204,35 @@ def test_the_whole_process_in_small_stops_goes_on_and_ends_with_a_page(tmp_path,
     assert Path(tmp_path / "out/report.md").read_text() == page
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
+STOPS = "import os, signal, sys, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(1); sys.exit({})"
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
+
+
+@posix
 def test_ctrl_c_waits_until_the_command_has_saved():
-    saves = "import os, signal, sys, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(1); sys.exit(7)"
-    assert whole.run_command([sys.executable, "-c", saves]) == 7
+    assert whole.run_command([sys.executable, "-c", STOPS.format(7)]) == 7
+
+
+@posix
+@pytest.mark.parametrize("status, further", [(130, []), (1, ["-m", "torch.distributed.run"])])
+def test_a_command_that_ctrl_c_stopped_has_not_failed(capsys, status, further):
+    assert whole.run_command([sys.executable, "-c", STOPS.format(status), *further]) == 0
+    told = "torchrun ended with status 1, as after any Ctrl-C"  # which may hide a full disk
+    assert (told in capsys.readouterr().out) == bool(further)
+    ends = f"import sys; sys.exit({status})"  # the same status without Ctrl-C
+    assert whole.run_command([sys.executable, "-c", ends, *further]) == status
+
+
+def test_torchrun_gives_its_processes_more_than_half_a_minute_to_save(monkeypatch):
+    asks = "import os, sys; sys.exit(int(os.environ['TORCH_ELASTIC_SHUTDOWN_TIMEOUT']) % 256)"
+    assert whole.run_command([sys.executable, "-c", asks]) == 600 % 256
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "77")  # who asked for less gets it
+    assert whole.run_command([sys.executable, "-c", asks]) == 77
+
+
+def test_whoever_removes_the_base_is_told_of_the_start_that_was_made_of_it(tmp_path):
+    base, answers, *_ = whole.stages_of(whole.Options(out=str(tmp_path)))
+    with pytest.raises(UserError, match="remove this run, those after it and answers-start$"):
+        whole.check_made(base, ["laptop"], ["gpt2"])
+    with pytest.raises(UserError, match="remove this run and those after it$"):
+        whole.check_made(answers, ["--seed 1"], ["--seed 2"])

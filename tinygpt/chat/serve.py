@@ -63,11 +63,12 @@ class Slots(KVCache):
         idx = torch.tensor(tokens, device=device)  # (B, T)
         T = idx.shape[1]
         begin = torch.tensor([[len(self.ids[slot])] for slot in slots], device=device)  # (B, 1)
-        self.length = int(begin.max())
+        self.length = int(begin.max())  # of the longest text: the model looks whether it fits
         self.rows = torch.tensor(slots, device=device)[:, None]  # (B, 1)
         self.at = begin + torch.arange(T, device=device)  # (B, T)
         keys = torch.arange(self.length + T, device=device)
         self.mask = (keys <= self.at[..., None])[:, None]  # (B, 1, T, S): each sees up to itself
+        # the two ids before the new ones, 0 before a text begins: tables of n-grams read them
         self.last = torch.tensor([[0, 0, *self.ids[slot][-2:]][-2:] for slot in slots], device=device)
         logits = self.model(idx, cache=self)[0][:, -1]
         for slot, new in zip(slots, tokens):

@@ -63,8 +63,8 @@ class Options:
     train_on: Literal["answers", "all"] = "answers"
     """whose tokens count: the assistant's, or everybody's"""
     replay: float | None = None
-    """the part of the rows that is the text of --source, against forgetting; default: 0.125, or 0 for a model
-    from elsewhere"""
+    """the part of the rows that is the text of --source, against forgetting (rounded, for each process);
+    default: 0.125, or 0 for a model from elsewhere"""
     resume: str | None = None
     """go on with the run in this folder, from its newest good checkpoint"""
     overwrite: bool = False
@@ -81,7 +81,6 @@ def parse_arguments(
     config = options.train
     if options.replay is None:
         options.replay = REPLAY if base_folder(config.run.init_from) else 0.0
-    replay_rows(options.replay, config.data.batch_size, 1)  # UserError where it is no part of them
     return options
 
 # %% ../../nbs/more/22_finetune_command.ipynb #data
@@ -129,9 +128,16 @@ def run_options(
     "Fine-tune as the options say."
     config, resume = options.train, options.resume is not None
     world = init_world(config.system.device, timeout=1800)
+    rows = config.data.batch_size
+    old = on_all(world, lambda: replay_rows(options.replay, rows, world.world_size))
     conversations, examples = on_all(world, lambda: open_conversations(options))
     if not resume:
         config.run.init_from = on_first(world, lambda: chat_start(options, conversations))
+    if not old and options.replay:
+        if world.is_main:
+            told = f"no row of old text: batch_size = {rows}, processes = {world.world_size}"
+            print(f"note: replay = {options.replay} gives {told}", file=sys.stderr)
+        options.replay = 0.0  # a resumed run has none either, on however many processes
     how = dict(packed=options.packed, train_on=options.train_on, replay=options.replay)
     objective = answers_objective(conversations, examples, **how)
     objective = replace(objective, settings=own_settings(options))

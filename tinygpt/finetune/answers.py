@@ -278,11 +278,11 @@ def replay_rows(
     batch_size: int,  # rows of the global batch
     world_size: int,  # processes, each of which gets as many of them
 ) -> int:
-    "How many rows of the batch are old text. UserError where none would be left for answers."
-    rows = world_size * round(replay * batch_size / world_size) if 0 <= replay < 1 else batch_size
-    if rows >= batch_size > 0:
-        raise UserError(f"replay = {replay}: give a part of the {batch_size} rows, such as 0.25")
-    return rows
+    "How many rows of the batch are old text, rounded; 0 where none would be left for answers."
+    if not 0 <= replay < 1:
+        raise UserError(f"replay = {replay}: give a part of the rows, such as 0.25, or 0 for none")
+    rows = world_size * round(replay * batch_size / world_size)
+    return rows if rows < batch_size else 0
 
 # %% ../../nbs/22_finetune.ipynb #objective
 def right_shares(

@@ -110,26 +110,26 @@ def draw_sort(rng: random.Random, held_out: bool) -> tuple[dict, str]:
     "Different letters in the order of the alphabet."
     while True:
         drawn = rng.sample(string.ascii_lowercase, rng.randint(3, 5))
-        if is_held_out("sort " + " ".join(drawn)) == held_out:
+        if is_held_out("sort " + " ".join(sorted(drawn))) == held_out:
             return {"x": " ".join(drawn)}, " ".join(sorted(drawn))
 
 
 def draw_count(rng: random.Random, held_out: bool) -> tuple[dict, str]:
-    "How often a letter stands in a row of letters: one to four times."
+    "How often a letter stands in a row that has one letter once, one twice, one three times."
     while True:
-        letter, times = rng.choice(string.ascii_lowercase), rng.randint(1, 4)
-        others = string.ascii_lowercase.replace(letter, "")
-        row = [letter] * times + rng.choices(others, k=rng.randint(2, 4))
+        once, twice, thrice = rng.sample(string.ascii_lowercase, 3)
+        row = [once, twice, twice, thrice, thrice, thrice]
         rng.shuffle(row)
+        letter = rng.choice([once, twice, thrice])
         if is_held_out(f"count {letter} {row}") == held_out:
-            return {"c": letter, "x": " ".join(row)}, str(times)
+            return {"c": letter, "x": " ".join(row)}, str(row.count(letter))
 
 
 def draw_add(rng: random.Random, held_out: bool) -> tuple[dict, str]:
     "The sum of two numbers below 50."
     while True:
         a, b = rng.randrange(50), rng.randrange(50)
-        if is_held_out(f"add {a} {b}") == held_out:
+        if is_held_out(f"add {min(a, b)} {max(a, b)}") == held_out:
             return {"a": a, "b": b}, str(a + b)
 
 

@@ -236,9 +236,9 @@ def _conversation(row, where: str) -> list[dict]:
         messages = row["messages"]
     elif "instruction" in row and "output" in row:
         asked = [part for part in (row["instruction"], row.get("input")) if part not in (None, "")]
-        both = all(isinstance(part, str) for part in asked)
-        question = "\n\n".join(asked) if both else row["instruction"]
-        messages = [*_as_messages("user", question), *_as_messages("assistant", row["output"])]
+        no_text = [part for part in asked if not isinstance(part, str)]
+        question = no_text[0] if no_text else "\n\n".join(asked)  # what is no text is refused below
+        messages = [{"role": "user", "content": question}, *_as_messages("assistant", row["output"])]
     elif "prompt" in row and "completion" in row:
         messages = [*_as_messages("user", row["prompt"]), *_as_messages("assistant", row["completion"])]
     else:

@@ -13,7 +13,7 @@ import torch
 
 from ..model import GPT
 from .dpo import bradley_terry_loss, pair_rows
-from .train import PairLoader, Preferences, count_pairs
+from .train import PairLoader, Preferences, count_pairs, rows_at_once
 from ..run.setup import Objective, Run
 from ..support import UserError
 
@@ -36,12 +36,13 @@ def answer_rewards(
     model: GPT,  # a reward model
     answers: list[tuple[list[int], list[int]]],  # ids of prompt and answer
     token: int,  # whose logit is the reward
-) -> torch.Tensor:  # (n,) on the CPU
+    n: int = 64,  # rows at a time
+) -> torch.Tensor:  # (number of answers,) on the CPU
     "The reward of each answer, without dropout."
     x, targets = pair_rows([(prompt, answer, answer) for prompt, answer in answers])
     device, training = next(model.parameters()).device, model.training
     model.eval()
-    parts = zip(x[::2].to(device).split(64), targets[::2].to(device).split(64))
+    parts = zip(x[::2].to(device).split(n), targets[::2].to(device).split(n))
     rewards = torch.cat([row_rewards(model, *part, token).cpu() for part in parts])
     model.train(training)
     return rewards
@@ -62,7 +63,7 @@ class RewardJudge:
     def __call__(self, run: Run) -> dict[str, float]:
         rows = [(prompt, answer) for prompt, *both in self.preferences.held_out for answer in both]
         with run.policy.autocast():
-            rewards = answer_rewards(run.model, rows, self.preferences.score_token)
+            rewards = answer_rewards(run.model, rows, self.preferences.score_token, rows_at_once(run))
         won, lost = rewards[0::2], rewards[1::2]
         figures = {
             "pairs/loss": bradley_terry_loss(won, lost),

@@ -169,6 +169,7 @@ class RolloutLoader:
         self,
         run: Run,  # its model answers
         recipe: Recipe,
+        questions: int = 64,  # held-out ones at each validation
     ):
         check_recipe(recipe, run.config)
         world, rows = run.world, run.config.data.batch_size
@@ -184,16 +185,16 @@ class RolloutLoader:
             raise UserError(
                 f"batch_size = {rows}: {told}; give a multiple of {world.world_size * recipe.group}"
             )
-        self._check_room()
+        self._check_room(("train", "test") if questions else ("train",))
         self.start = open_model(run.config.run.init_from)[0].to(run.policy.device) if recipe.beta else None
         self.step = 0  # batches handed out
         self.drawn: list[tuple[Answer, float]] = []  # with their advantages
         self.totals = dict.fromkeys(("answers", "reward", "tokens", "alike"), 0.0)  # since the last look
 
-    def _check_room(self) -> None:
-        "UserError where a question and its answer do not fit the context."
+    def _check_room(self, splits: tuple[str, ...]) -> None:
+        "UserError where a question of these splits and its answer do not fit the context."
         tasks, T = list(self.recipe.tasks), self.run.config.model.block_size
-        examples = make_examples(50 * len(tasks), 0, "train", tasks)
+        examples = [e for split in splits for e in make_examples(300 * len(tasks), 0, split, tasks)]
         longest = max(len(render(self.tokenizer, e.messages, True)[0]) for e in examples)
         if longest + self.recipe.max_new_tokens > T:
             told = f"questions have up to {longest} tokens, block_size = {T}"
@@ -314,5 +315,5 @@ def reinforce_objective(
 
     clip = recipe.epsilon if recipe.reuse > 1 else None
     loss_fn = partial(policy_loss, clip=clip, beta=recipe.beta)
-    loader = partial(RolloutLoader, recipe=recipe)
+    loader = partial(RolloutLoader, recipe=recipe, questions=questions)
     return Objective(loss_fn, loader, divided_already, judge, "tinygpt.reinforce")

@@ -9,13 +9,13 @@ __all__ = ['GO_ON', 'PROMPTS', 'Options', 'Stage', 'stages_of', 'state_of', 'run
 
 # %% ../../nbs/more/25_whole_command.ipynb #imports
 import json
+import os
 import random
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,11 +114,25 @@ def state_of(
 def run_command(
     words: list[str],
 ) -> int:
-    "Run it to its end; returns its exit status. Ctrl-C reaches the command as well, which saves and ends."
-    process = subprocess.Popen(words)
+    """Run it to its end; returns its exit status, 0 where Ctrl-C stopped it. torchrun's is said then.
+
+    Ctrl-C reaches the command as well, which saves and ends.
+    """
+    patient = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}  # seconds that torchrun gives its processes to save
+    process = subprocess.Popen(words, env=patient | os.environ)
+    stopped = False
     while True:
-        with suppress(KeyboardInterrupt):
-            return process.wait()
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            stopped = True
+        else:
+            if stopped and status and "torch.distributed.run" in words:  # it fails after any stop
+                told = "as after any Ctrl-C: whether the run was saved stands above"
+                print(f"torchrun ended with status {status}, {told}", flush=True)
+                return 0
+            # 130: before anything could be saved
+            return 0 if stopped and status == 130 else status
 
 
 def check_made(
@@ -130,9 +144,8 @@ def check_made(
     for old, new in zip(before, now):
         if old != new:
             told = f"{stage.folder} was made with {old!r}, and {new!r} is asked for"
-            raise UserError(
-                f"{stage.name}: {told}: choose another --out, or remove this run and those after it"
-            )
+            also = ", those after it and answers-start" if stage.name == "base" else " and those after it"
+            raise UserError(f"{stage.name}: {told}: choose another --out, or remove this run{also}")
 
 
 def run_stage(
@@ -381,7 +394,8 @@ def run_all(
     out = Path(options.out).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     kept_at = out / "results.json"
-    kept = read_json(kept_at, dict, "remove it: it is made again") if kept_at.exists() else {}
+    remedy = "remove it and the folders beside it, or choose another --out"
+    kept = read_json(kept_at, dict, remedy) if kept_at.exists() else {}
 
     def keep() -> None:
         with atomic_path(kept_at) as tmp:
