@@ -20,7 +20,8 @@ MISTAKES = {
     "reset": "reset: name one chapter, or say --all",
     "reset 10 --all": "reset: name one chapter, or say --all",
     "train laptop --max-steps 1": "no function of yours passes yet",
-    "list --al": "--al is not a setting: did you mean --all?",
+    "reset --al": "--al is not a setting: did you mean --all?",
+    "list --al": "--al is not a setting: see --help for all of them",
     "check 10 --second 3": "--second is not a setting: did you mean --seconds?",
 }
 
@@ -138,3 +139,12 @@ def test_under_torchrun_a_mistake_is_told_once(rank, times, tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr.count("no function of yours passes yet") == times
+
+
+def test_check_gives_each_notebook_of_a_number_the_names_that_it_has(tmp_path, capsys):
+    start("11", folder=tmp_path)
+    assert main(["--folder", str(tmp_path), "check", "11", "make_schedule"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("make_schedule                    still a hole") and "finder" not in said
+    assert main(["--folder", str(tmp_path), "check", "11", "make_schedule", "find_l"]) == 2
+    assert "find_l is no exercise of 11_schedule, 11_schedule_finder" in capsys.readouterr().err

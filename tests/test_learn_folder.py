@@ -135,3 +135,12 @@ def test_a_progress_file_that_is_no_table_is_told_and_left(folder, text):
     with pytest.raises(UserError, match="progress.json (is|holds).*delete it, check makes it again"):
         Progress(folder)
     assert (folder / "progress.json").read_text() == text
+
+
+def test_reset_gives_clean_ones_of_the_notebooks_that_were_started_with_their_holes(folder):
+    [path] = start("11", ["make_schedule"], folder)
+    clean = path.read_text()
+    work_on(path)
+    assert [p.name for p in reset("11", folder)] == ["11_schedule.ipynb"]
+    assert path.read_text() == clean
+    assert [p.name for p in folder.glob("*.ipynb")] == ["11_schedule.ipynb"]

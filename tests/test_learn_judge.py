@@ -4,6 +4,8 @@ import copy
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -316,3 +318,56 @@ def test_a_note_breaks_no_graph_and_is_made_all_the_same():
     x = torch.randn(3, requires_grad=True)
     torch.compile(lambda x: Sine.apply(x), fullgraph=True, backend="aot_eager")(x).sum().backward()
     assert dict(notes) == {"forward": True, "backward": True} and torch.allclose(x.grad, x.detach().cos())
+
+
+def test_a_test_that_fails_with_the_packages_functions_too_accuses_nobody(project):
+    with open(project / "tests/test_toys_toy.py", "a") as f:
+        f.write("\n\ndef test_of_this_machine():\n    assert toy.add(1, 1) == toy.scale(3)\n")
+        f.write("\n\ndef test_of_this_machine_and_more():\n    assert toy.add(1, 1) == 2\n")
+    result, told = verdicts(project, add="return b + a", scale="return 11 * x")
+    expected = dict(add="passes", total="passes", scale="fails", elsewhere="passes", unused="hole")
+    assert states(result) == expected and "assert 22 == 20" in result["scale"].why
+    assert sum("left out" in line and "of this machine: assert 2 == 30" in line for line in told) == 1
+
+
+def test_where_every_test_fails_with_the_packages_functions_nothing_is_judged(project):
+    test = "def test_of_this_machine():\n    assert toy.add(1, 1) == 3\n"
+    project.joinpath("tests/test_toys_toy.py").write_text(f"from tinygpt.toys import toy\n\n\n{test}")
+    result, _ = verdicts(project)
+    assert set(states(result).values()) == {"not run", "hole"}
+
+
+def test_a_process_that_ends_hides_no_verdict_of_the_tests_after_it(project):
+    text = (project / "tests/test_toys_toy.py").read_text()
+    first = "def test_aa_ten():\n    assert toy.scale(1) == 10\n\n\ndef test_adding"
+    (project / "tests/test_toys_toy.py").write_text(text.replace("def test_adding", first))
+    result, _ = verdicts(project, scale="import os; os._exit(0)", total="return 1 + sum(items)")
+    expected = dict(add="passes", total="fails", scale="fails", elsewhere="passes", unused="hole")
+    assert states(result) == expected
+
+
+@pytest.mark.parametrize("how", ["pytest.skip('later')", "raise pytest.xfail.Exception('known')"])
+def test_a_test_that_was_skipped_or_expected_to_fail_is_no_verdict(project, how):
+    test = f"import pytest\nfrom tinygpt.toys import toy\n\n\ndef test_it():\n    toy.add(2, 3)\n    {how}\n"
+    project.joinpath("tests/test_toys_toy.py").write_text(test)
+    result, _ = verdicts(project, add="return 'nonsense'")
+    assert states(result)["add"] == "not run"
+
+
+def test_a_test_that_only_waits_is_not_called_an_endless_loop(project):
+    result, _ = verdicts(project, seconds=0.4, scale="import time; time.sleep(1000)")
+    said = "waiting for what never comes? A test was stopped after 2 s: ten times (it was in scale)"
+    assert result["scale"].why == said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX's")
+def test_a_process_that_left_the_group_is_ended_too():
+    code = "import subprocess, sys; sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(600)']; "
+    code += (
+        "child = subprocess.Popen(sleep, start_new_session=True); print(child.pid, flush=True); child.wait()"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    child = int(parent.stdout.readline())
+    judge_module.end_group(parent)
+    wait_until(lambda: not alive(child))

@@ -94,7 +94,7 @@ def test_all_solutions_laid_over_are_the_package_but_for_the_notes(chapter):
     nb["metadata"]["tinygpt"]["holes"] = names
     work = read_work(nb, read_notebook(page_path(ROOT, chapter)), chapter)
     assert work.module == module_of(ROOT, chapter)
-    assert not (work.problems or work.helpers or work.imports or work.changed or work.holes)
+    assert not (work.problems or work.helpers or work.imports or work.changed or work.holes or work.notes)
     source = (ROOT / module_file(work.module)).read_text(encoding="utf-8")
     laid = lay_over(source, work, list(work.written))
     assert laid.count(f'_ran["{work.module}:') == len(work.written) == len(names)
@@ -234,3 +234,46 @@ def test_the_text_of_the_module_stays_parseable_for_every_single_function():
         laid = lay_over(source, work, [name])
         assert [d.name for d in functions_in(laid)] == [d.name for d in functions_in(source)]
     assert {d.name for d in exports_in(chapter)} >= set(work.written)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "from functools import cache\n\n\n@cache\ndef double(x): return x + x",
+        "def double(\n    x,\n): return x + x",
+    ],
+)
+def test_a_body_on_the_headers_last_line_is_noted_also_below_a_decorator(header):
+    space = run(work_after(two=f"#| export\n{header}\n\n\ndef _help(x):\n    return x"))
+    assert space["double"](2) == 4 and "toys.box:double" in space["_ran"]
+
+
+def test_a_method_may_hold_a_text_and_a_comment_that_begin_in_the_first_column():
+    source = BOX.replace(
+        "        return self.x", '# mine\n        t = """\n  hello\nyou"""\n        return t'
+    )
+    work = work_after(three=f"#| export\n{source}")
+    assert list(work.written) == ["double", "Box.open"]
+    assert run(work)["Box"](1).open() == "\n  hello\nyou"
+
+
+def test_a_helper_in_a_cell_before_a_function_may_be_used_in_its_header():
+    nb = copy.deepcopy(CHAPTER)
+    helper = {"cell_type": "code", "id": "mine", "source": "#| export\nFACTOR = 5"}
+    nb["cells"].insert(2, helper)
+    nb["cells"][3]["source"] = f"#| export\n{DOUBLE}".replace("(x)", "(x, k=FACTOR)", 1)
+    chapter = copy.deepcopy(CHAPTER)
+    chapter["cells"][2]["source"] = f"#| export\n{DOUBLE}".replace("(x)", "(x, k=2)", 1)
+    work = read_work(nb, chapter, "05_toy")
+    assert run(work)["double"].__defaults__ == (5,)
+    nb["cells"].append(helper)  # it was run again by itself
+    assert run(read_work(nb, chapter, "05_toy"))["double"].__defaults__ == (5,)
+
+
+def test_what_is_not_carried_over_is_told():
+    tried = "try:\n    import numpy as np\nexcept ImportError:\n    np = None"
+    work = work_after(one="#| export\nimport math\n\nLIMIT = 4", five=f"#| export\n{tried}")
+    said = [note.removeprefix("not carried over, the package's stays: ") for note in work.notes]
+    assert said == ["LIMIT = 4", "try:"]
+    assert work_after(five="#| export\nfrom __future__ import annotations").imports == []
+    assert not work_after().notes

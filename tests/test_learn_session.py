@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+from tinygpt.learn import session
 from tinygpt.learn.book import find_project, is_exported, make_hole, read_notebook
 from tinygpt.learn.folder import Progress, start
 from tinygpt.learn.judge import Verdict, copy_project
@@ -232,3 +233,30 @@ def test_what_was_examined_is_examined_again_only_if_its_sources_or_its_slips_ch
     assert examine(record) == record and asked == []
     assert examine(record | {"slip_sources": "others"}) == record and "green" not in asked and asked
     assert examine(record | {"sources": "others"}) == record and "green" in asked
+
+
+def test_a_verdict_holds_for_the_helpers_too(tmp_path, monkeypatch):
+    [path] = start("03_data_pack", ["Lane.wants"], tmp_path)
+    nb = read_notebook(path)
+    helper = dict(cell_type="code", id="mine", metadata={}, source="#| export\ndef mine(x):\n    return x")
+    nb["cells"].insert(1, helper)
+    path.write_text(json.dumps(nb))
+    put(path, "return mine(RIGHT)")
+
+    def judged(state):
+        monkeypatch.setattr("tinygpt.learn.session.judge", lambda *_: [Verdict("Lane.wants", state)])
+        check("03_data_pack", folder=tmp_path)
+        return collect(ROOT, tmp_path)
+
+    assert judged("not run")[1] == ["data.pack.Lane.wants (no test ran it)"]
+    assert judged("passes")[0]["03_data_pack"][1] == ["Lane.wants"]
+    path.write_text(path.read_text().replace("return x", "return 2 * x"))
+    assert collect(ROOT, tmp_path) == ({}, ["data.pack.Lane.wants (not checked as it is now)"])
+
+
+def test_a_function_that_did_not_run_is_named_with_the_flag_that_makes_it_run():
+    assert session._unused("adamw:AdamW.step") == "adamw.AdamW.step (try --adamw own)"
+    assert (
+        session._unused("data.pack:Lane.wants") == "data.pack.Lane.wants (try --loader stream --packing bos)"
+    )
+    assert session._unused("adamw:check_adamw") == "adamw.check_adamw"

@@ -15,7 +15,7 @@ from typing import Annotated
 import tyro
 
 from . import folder as notebooks
-from .book import find_chapters, find_project
+from .book import exercises_of, find_chapters, find_project
 from .session import check, train
 from ..support import UserError, command, parse_options
 
@@ -68,11 +68,25 @@ class Check:
         chapters = find_chapters(root, self.chapter)
         started = [c for c in chapters if (notebooks.learning_folder(folder) / f"{c}.ipynb").exists()]
         results = []
-        for chapter in started or chapters[:1]:
-            results.append(check(chapter, list(self.names), folder, self.seconds, tell=_tell))
+        for chapter, names in self._shared_out(root, started or chapters[:1]).items():
+            results.append(check(chapter, names, folder, self.seconds, tell=_tell))
         print(*results, sep="\n\n")
         states = [verdict.state for result in results for verdict in result.verdicts]
         return int("fails" in states)
+
+    def _shared_out(self, root: Path, chapters: list[str]) -> dict[str, list[str]]:
+        "chapter -> those of the names that it has; all of the chapters where no name was given."
+        if not self.names:
+            return {chapter: [] for chapter in chapters}
+        has = {chapter: [d.name for d in exercises_of(root, chapter)] for chapter in chapters}
+        known = [name for names in has.values() for name in names]
+        if unknown := [name for name in self.names if name not in known]:
+            where = ", ".join(chapters)
+            raise UserError(
+                f"{', '.join(unknown)} is no exercise of {where}: choose among {', '.join(known)}"
+            )
+        asked = {chapter: [n for n in self.names if n in names] for chapter, names in has.items()}
+        return {chapter: names for chapter, names in asked.items() if names}
 
 
 def _tell(line: str) -> None:

@@ -4,18 +4,21 @@
 
 # %% auto #0
 __all__ = ['CARRIED', 'GLUE', 'INTRO', 'ENDING', 'find_project', 'read_notebook', 'all_pages', 'page_path', 'module_in',
-           'module_of', 'module_file', 'own_test_file', 'Definition', 'first_line', 'functions_in', 'is_exported',
-           'exports_in', 'is_exercise', 'exercises_of', 'find_chapters', 'body_span', 'calls_in', 'make_hole',
-           'is_hole', 'telling_lines', 'gives_away', 'fingerprint', 'was_worked_on', 'make_notebook', 'hints_for']
+           'module_of', 'module_file', 'own_test_file', 'Definition', 'first_line', 'string_lines', 'indented',
+           'functions_in', 'is_exported', 'exports_in', 'is_exercise', 'exercises_of', 'find_chapters', 'body_span',
+           'before_body', 'calls_in', 'make_hole', 'is_hole', 'telling_lines', 'gives_away', 'fingerprint',
+           'was_worked_on', 'make_notebook', 'hints_for']
 
 # %% ../../nbs/more/learn_book.ipynb #imports
 import ast
 import copy
 import hashlib
+import io
 import json
 import posixpath
 import re
 import textwrap
+import tokenize
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -149,17 +152,37 @@ def _named_functions(tree: ast.Module) -> list[tuple[str, ast.AST]]:
     return found
 
 
+def string_lines(source: str) -> set[int]:
+    "The lines that begin inside a string of several lines, from 1: their blanks belong to it."
+    if not re.search(r"\"\"\"|'''|\\$", source, re.M):
+        return set()  # tokenizing is slow
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {row for token in tokens for row in range(token.start[0] + 1, token.end[0] + 1)}
+
+
+def indented(text: str, blanks: str) -> str:
+    "A function's text moved to the right, but for the lines inside its strings."
+    inside = string_lines(text)
+    lines = enumerate(text.splitlines(), 1)
+    return "\n".join(line if row in inside or not line else blanks + line for row, line in lines)
+
+
 def functions_in(
     source: str,  # a cell or a module
     cell: int = 0,
 ) -> list[Definition]:
     "The functions and the methods of classes in some Python, in order. SyntaxError if it does not parse."
     lines = source.splitlines()
+    named = _named_functions(ast.parse(source))
+    inside = string_lines(source)
     found = []
-    for name, node in _named_functions(ast.parse(source)):
+    for name, node in named:
         first, last = first_line(node), node.end_lineno
-        text = textwrap.dedent("\n".join(lines[first - 1 : last]))
-        found.append(Definition(name, text, first, last, cell))
+        text = []
+        for row, line in enumerate(lines[first - 1 : last], first):
+            blanks = len(line) - len(line.lstrip())  # a comment may stand further to the left
+            text.append(line if row in inside else line[min(node.col_offset, blanks) :])
+        found.append(Definition(name, "\n".join(text), first, last, cell))
     return found
 
 # %% ../../nbs/more/learn_book.ipynb #exported
@@ -227,6 +250,13 @@ def body_span(definition: Definition) -> tuple[int, int]:
     return first_line(body[0]), body[-1].end_lineno
 
 
+def before_body(definition: Definition) -> str:
+    "What stands before the body on its first line: blanks, or the header of `def f(x): return x`."
+    begin = definition.body[0]
+    line = definition.text.splitlines()[first_line(begin) - 1]
+    return line.encode()[: begin.col_offset].decode()  # the parser counts bytes
+
+
 def calls_in(definition: Definition) -> list[str]:
     "Names of the functions that the body calls, in order, each once; methods with a dot before them."
     calls = [n for statement in definition.body for n in ast.walk(statement) if isinstance(n, ast.Call)]
@@ -244,11 +274,9 @@ def make_hole(definition: Definition) -> str:
     "The definition's text with its body replaced by a first hint and an error that names the hole."
     lines = definition.text.splitlines()
     first, last = body_span(definition)
-    begin = definition.body[0]
-    if begin.lineno == definition.node.lineno:  # def f(x): return x
-        head, indent = [lines[0][: begin.col_offset].rstrip()], "    "
-    else:
-        head, indent = lines[: first - 1], re.match(r"\s*", lines[first - 1])[0]
+    head, indent = lines[: first - 1], before_body(definition)
+    if indent.strip():  # def f(x): return x
+        head, indent = [*head, indent.rstrip()], "    "
     count = last - first + 1
     hint = f"{indent}# {count} line{'s' * (count > 1)} in the package; stuck? python -m tinygpt.learn hint"
     return "\n".join([*head, hint, f'{indent}raise NotImplementedError("hole: {definition.name}")'])
@@ -318,7 +346,7 @@ def _with_holes(source: str, holes: set[str]) -> str:
     for d in reversed(functions_in(source)):  # from the bottom up, so that no line number moves
         if d.name in holes:
             indent = re.match(r"\s*", lines[d.first - 1])[0]
-            lines[d.first - 1 : d.last] = textwrap.indent(make_hole(d), indent).splitlines()
+            lines[d.first - 1 : d.last] = indented(make_hole(d), indent).splitlines()
     return "\n".join(lines)
 
 
@@ -384,6 +412,10 @@ class _Skeleton(ast.NodeTransformer):
     def visit_Assign(self, node):
         return ast.copy_location(ast.Assign(node.targets, ast.Constant(...), lineno=node.lineno), node)
 
+    def visit_AnnAssign(self, node):
+        value = ast.Constant(...) if node.value is not None else None
+        return ast.copy_location(ast.AnnAssign(node.target, node.annotation, value, node.simple), node)
+
     def visit_AugAssign(self, node):
         return ast.copy_location(ast.AugAssign(node.target, node.op, ast.Constant(...)), node)
 
@@ -402,6 +434,7 @@ class _Skeleton(ast.NodeTransformer):
 
     def visit_Call(self, node):
         node.args, node.keywords = [ast.Constant(...)], []
+        node.func = self.visit(node.func)  # x.mul_(beta).add_(y) holds a call too
         return node
 
 # %% ../../nbs/more/learn_book.ipynb #hints

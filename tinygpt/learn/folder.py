@@ -124,10 +124,24 @@ def start(
                 f"{path} was worked on and stays as it is: "
                 f"reset {path.stem} moves it aside and gives a clean one"
             )
+    return _write(notebooks)
+
+
+def _write(notebooks: dict[Path, dict]) -> list[Path]:
     for path, nb in notebooks.items():
         with atomic_path(path) as tmp:
             tmp.write_text(json.dumps(nb, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return list(notebooks)
+
+
+def _clean(root: Path, path: Path) -> dict:
+    "A chapter's notebook with the holes that the one at `path` had; with all where that cannot be read."
+    try:
+        holes = read_notebook(path).get("metadata", {}).get("tinygpt", {}).get("holes", [])
+    except UserError:
+        holes = []
+    known = [d.name for d in exercises_of(root, path.stem)]
+    return make_notebook(root, path.stem, [name for name in holes if name in known] or None)
 
 
 def _move_aside(folder: Path, names: list[str]) -> list[Path]:
@@ -147,7 +161,7 @@ def reset(
     which: str | None = None,  # a chapter; None: everything, progress too
     folder: Path | None = None,
 ) -> list[Path]:
-    """Move what the learner wrote aside, and write a clean notebook if it was one chapter's.
+    """Move what the learner wrote aside. Of a chapter, write clean notebooks where there were some.
 
     Returns where the old files are.
     """
@@ -159,12 +173,14 @@ def reset(
 
     chapters = find_chapters(root, which)
     progress = Progress(folder)  # before anything is moved: it may be damaged
-    moved = _move_aside(folder, [f"{chapter}.ipynb" for chapter in chapters])
+    there = [c for c in chapters if (folder / f"{c}.ipynb").exists()] or chapters
+    notebooks = {path: _clean(root, path) for path in (folder / f"{c}.ipynb" for c in there)}
+    moved = _move_aside(folder, [path.name for path in notebooks])
     for chapter in chapters:
         for entry in progress.data.get(chapter, {}).values():
             entry.pop("state", None)  # hints and what was shown are remembered
     progress.save()
-    start(which, folder=folder)
+    _write(notebooks)
     return moved
 
 # %% ../../nbs/more/learn_folder.ipynb #hint

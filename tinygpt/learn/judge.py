@@ -97,14 +97,14 @@ def ours(frames):
     return found
 
 
-def report_late(nodeid):
+def report_late(nodeid, seconds, waited):
     frame = sys._current_frames()[threading.main_thread().ident]
     frames = []
     while frame:
         frames.insert(0, (frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    what = dict(test=nodeid, outcome="failed", seconds=LIMIT, ran=ran(), fixtures=sorted(FIXTURES))
-    write(**what, late=True, error="", frames=ours(frames))
+    what = dict(test=nodeid, outcome="failed", seconds=seconds, ran=ran(), fixtures=sorted(FIXTURES))
+    write(**what, late=True, waited=waited, error="", frames=ours(frames))
 
 
 def watch(nodeid, done):
@@ -112,9 +112,17 @@ def watch(nodeid, done):
     begun = time.monotonic()
     computed = time.process_time()
     while not done.wait(0.1):
-        if time.process_time() - computed > LIMIT or time.monotonic() - begun > 5 * LIMIT:
-            report_late(nodeid)
+        endless = time.process_time() - computed > LIMIT
+        if endless or time.monotonic() - begun > 5 * LIMIT:
+            report_late(nodeid, LIMIT if endless else 5 * LIMIT, waited=not endless)
             os._exit(3)
+
+
+def pytest_collection_modifyitems(items):
+    left_out = HERE / "left_out.json"
+    if left_out.exists():
+        names = json.loads(left_out.read_text())
+        items[:] = [item for item in items if item.nodeid not in names]
 
 
 def pytest_runtest_logstart(nodeid):
@@ -217,7 +225,7 @@ def run_tests(
         error = f"the process ended by itself in this test (status {status})"
         result = dict(test=test, outcome="failed", seconds=total, ran=[], fixtures=[], frames=[])
         results.append(result | dict(late=late, error=error))
-    if not results:
+    if not results and status != 5:  # 5: there is no test, or each is left out
         log = (folder / "pytest.log").read_text()[-500:].strip()
         raise UserError(f"pytest could not run {' '.join(tests)}: {log}")
     return results
@@ -229,6 +237,7 @@ def _run_pytest(folder: Path, arguments: list[str], seconds: float, total: float
     command += ["-p", "tinygpt_probe", "-p", "no:cacheprovider", "--color=no"]
     # the project's tests need no plugins, and each takes time
     settings = {"TINYGPT_SECONDS": str(seconds), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    settings["OMP_NUM_THREADS"] = "1"  # the seconds of several threads add up
     with open(folder / "pytest.log", "w") as log:
         process = subprocess.Popen(
             command,
@@ -249,12 +258,34 @@ def _run_pytest(folder: Path, arguments: list[str], seconds: float, total: float
     return process.returncode, late
 
 
+def _outside(group: int) -> list[int]:
+    "Processes that those of a group started, and that are in a group of their own, as torchrun's ranks are."
+    columns = ["-o", "pid=", "-o", "ppid=", "-o", "pgid="]
+    try:
+        listed = subprocess.run(["ps", "-A", *columns], capture_output=True, text=True).stdout
+    except OSError:  # there is no ps
+        return []
+    table = [[int(word) for word in line.split()] for line in listed.splitlines()]
+    family = {pid for pid, _, pgid in table if pgid == group}
+    found = []
+    while more := [pid for pid, parent, _ in table if parent in family and pid not in family]:
+        family.update(more)
+        found += more
+    return found
+
+
 def end_group(process: subprocess.Popen) -> None:
-    "Kill a process and all that it started and left."
+    "Kill a process and all that it started and left, in its group or in another."
+    strays = _outside(process.pid)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (AttributeError, ProcessLookupError, PermissionError):  # Windows has no groups; or nobody is left
         process.kill()
+    for pid in strays:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
     process.wait()
 
 # %% ../../nbs/more/learn_judge.ipynb #verdict
@@ -273,7 +304,8 @@ def _said(result: dict) -> str:
         return f"{result['test']} cannot be imported: {result['error'][:400]}"
     test = result["test"].split("::")[-1].removeprefix("test_").replace("_", " ")
     if result.get("late"):
-        return f"endless loop? A test was stopped after {result['seconds']:g} s: {test}"
+        what = "waiting for what never comes?" if result.get("waited") else "endless loop?"
+        return f"{what} A test was stopped after {result['seconds']:g} s: {test}"
     # in one line, without what only the machine wants to know
     error = result["error"].split("\nFalsifying")[0]
     error = re.sub(r"tensor\(\[[^()]*\)", "tensor(...)", error)
@@ -284,13 +316,24 @@ def _said(result: dict) -> str:
 
 # %% ../../nbs/more/learn_judge.ipynb #trial
 def _which_ran(results: list[dict], module: str) -> set[str]:
-    "The learner's functions of a module that ran in some test or in a fixture before it."
+    "The learner's functions of a module that ran in some of these tests or in a fixture before it."
     keys = {key for result in results for key in (*result["ran"], *result["fixtures"])}
     return {key.split(":")[1] for key in keys if key.startswith(f"{module}:")}
 
 
 def _failed(results: list[dict]) -> list[dict]:
     return [result for result in results if result["outcome"] == "failed"]
+
+
+def _passed(results: list[dict]) -> list[dict]:
+    "Without those that were skipped, or failed as they were expected to."
+    return [result for result in results if result["outcome"] == "passed"]
+
+
+def _cut_short(result: dict) -> bool:
+    "Whether nobody knows what the tests after this one would have said."
+    late_or_ended = result.get("late") or "the process ended" in result.get("error", "")
+    return bool(late_or_ended or "::" not in result["test"])
 
 
 class _Trial:
@@ -302,6 +345,30 @@ class _Trial:
         copy_project(root, folder)
         self.path = folder / module_file(work.module)
         self.source = self.path.read_text(encoding="utf-8")
+        self.sound: set[str] = set()  # tests that pass with the package's own functions
+        self.left_out: list[str] = []  # those that fail with them too
+        self.alone: set[str] = set()  # functions that passed a test by themselves
+
+    def control(self, failed):
+        "Whether some of these fail with the package's own functions too; they are left out from now on."
+        unknown = [r["test"] for r in failed if r["test"] not in self.sound]
+        if not unknown:
+            return False
+        laid = self.path.read_text(encoding="utf-8")
+        self.path.write_text(self.source, encoding="utf-8")
+        results = run_tests(self.folder, unknown, self.seconds)
+        self.path.write_text(laid, encoding="utf-8")
+        self.sound |= {result["test"] for result in _passed(results)}
+        wrong = _failed(results)
+        for result in wrong:
+            if "::" not in result["test"]:
+                raise UserError(f"the tests cannot run on this machine: {_said(result)}")
+            self.tell(f"left out, for it fails with the package's function too: {_said(result)}")
+            self.left_out.append(result["test"])
+        (self.folder / "left_out.json").write_text(json.dumps(self.left_out))
+        if not wrong:  # a file that could not be imported, whose tests have other names
+            self.sound |= set(unknown)
+        return bool(wrong)
 
     def run(self, names, tests, stop=False):
         "Results of the tests with these functions laid over."
@@ -332,10 +399,7 @@ class _Trial:
 
     def blame(self, names, tests, failed):
         "name -> why it fails, for those that fail alone; for all that took part if none does."
-        # where a test did not come to its end, nobody knows what the tests after it would have said
-        endings = [
-            r.get("late") or "::" not in r["test"] or "the process ended" in r["error"] for r in failed
-        ]
+        endings = any(map(_cut_short, failed))
         fails = {}
         for name in names:
             its = [r["test"] for r in failed if name in self.took_part(r, names)]
@@ -343,7 +407,9 @@ class _Trial:
                 continue
             bad = failed
             if len(names) > 1:
-                bad = _failed(self.run([name], tests if any(endings) else its, stop=True))
+                results = self.run([name], tests if endings else its, stop=True)
+                bad = [r for r in _failed(results) if not self.control([r])]
+                self.alone |= set() if bad else _which_ran(_passed(results), self.work.module)
             if bad:
                 fails[name] = _said(bad[0])
         if fails:
@@ -358,16 +424,21 @@ def _sift(trial: _Trial, left: list[str], tests: list[str]) -> tuple[dict[str, s
     while left:
         results = trial.run(left, tests)
         failed = _failed(results)
+        if trial.control(failed):
+            continue  # without the tests that fail for the package too
+        if not any(map(_cut_short, failed)):
+            break
         late = next((r for r in failed if r.get("late")), None)
         guilty = trial.inside(late, left) if late else None
-        if guilty is None:
-            break
-        fails[guilty] = f"{_said(late)} (it was in {guilty})"
-        left = [name for name in left if name != guilty]  # the tests after that one have not run yet
+        if guilty:
+            fails[guilty] = f"{_said(late)} (it was in {guilty})"
+        else:
+            fails |= trial.blame(left, tests, failed)
+        left = [name for name in left if name not in fails]  # the tests after that one have not run yet
     if not left:
         return fails, set()
 
-    ran = _which_ran(results, trial.work.module)
+    ran = _which_ran(_passed(results), trial.work.module)
     while failed:
         fails |= trial.blame(left, tests, failed)
         # a test that passed with the help of a wrong function says nothing yet: run it without
@@ -379,7 +450,7 @@ def _sift(trial: _Trial, left: list[str], tests: list[str]) -> tuple[dict[str, s
         left = [name for name in left if name not in fails]
         results = trial.run(left, tests) if tests else []
         failed = _failed(results)
-    return fails, ran & set(left)
+    return fails, (ran | trial.alone) & set(left)
 
 
 def judge(

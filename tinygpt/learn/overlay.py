@@ -8,14 +8,15 @@ __all__ = ['Work', 'read_work', 'lay_over']
 # %% ../../nbs/more/learn_overlay.ipynb #imports
 import ast
 import re
-import textwrap
 from dataclasses import dataclass, field
 
 from tinygpt.learn.book import (
     Definition,
+    before_body,
     exports_in,
     first_line,
     functions_in,
+    indented,
     is_exercise,
     is_exported,
     is_hole,
@@ -36,6 +37,7 @@ class Work:
     imports: list[str] = field(default_factory=list)  # lines that the chapter does not have
     # (name of a function in the same cell or "", source) of new top-level code
     helpers: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # lines that are not carried over
     # functions that are no exercises: new methods, changed helpers
     changed: dict[str, Definition] = field(default_factory=dict)
 
@@ -67,6 +69,18 @@ def _targets(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.AnnAssign):
         return {ast.unparse(statement.target)}
     return set()
+
+
+def _shell(statement: ast.stmt) -> str:
+    "What of a statement the functions do not say: a class without its methods, of a function nothing."
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    if isinstance(statement, functions) or isinstance(statement, ast.Expr):
+        return ""
+    if not isinstance(statement, ast.ClassDef):
+        return ast.unparse(statement)
+    parts = [*statement.decorator_list, *statement.bases, *statement.keywords]
+    parts += [s for s in statement.body if not isinstance(s, (*functions, ast.Expr, ast.Pass))]
+    return "\n".join([f"class {statement.name}", *map(ast.unparse, parts)])
 
 
 def _statements(nb: dict) -> list[ast.stmt]:
@@ -109,8 +123,10 @@ class _Reader:
         self.originals = {d.name: d for d in exports_in(chapter)}
         self.known = {ast.unparse(s) for s in statements}
         self.taken = set().union(*map(_targets, statements))
+        self.shells = {"", *map(_shell, statements)}
         self.latest: dict[str, Definition] = {}
         self.helpers: dict[str, tuple[str, str]] = {}
+        self.waiting: list[str] = []  # helpers for which the next function of the chapter is still to come
         self.broken: list[tuple[str, str]] = []  # (source of a cell, why it cannot be read)
 
     def read(self, index: int, cell: dict) -> None:
@@ -130,15 +146,29 @@ class _Reader:
         anchor = next((d.name for d in definitions if d.name in self.originals), "")
         for statement in ast.parse(source).body:
             self._read_statement(statement, anchor)
+        if anchor:
+            for name in self.waiting:
+                self.helpers[name] = (anchor, self.helpers[name][1])
+            self.waiting = []
 
     def _read_statement(self, statement: ast.stmt, anchor: str) -> None:
         text = ast.unparse(statement)
         targets = _targets(statement)
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if isinstance(statement, (ast.Import, ast.ImportFrom)) and not future:
             if text not in self.known and text not in self.work.imports:
                 self.work.imports.append(text)
         elif targets and not targets & self.taken:
-            self.helpers[min(targets)] = (anchor, text)
+            name = min(targets)
+            # run again by itself in a kernel, it stays where it was
+            before = self.helpers.get(name, ("", ""))[0]
+            self.helpers[name] = (anchor or before, text)
+            if not anchor and not before and name not in self.waiting:
+                self.waiting.append(name)
+        elif _shell(statement) not in self.shells:
+            note = f"not carried over, the package's stays: {text.splitlines()[0]}"
+            if note not in self.work.notes:
+                self.work.notes.append(note)
 
 # %% ../../nbs/more/learn_overlay.ipynb #read
 def read_work(
@@ -171,13 +201,13 @@ def read_work(
 def _noting(definition: Definition, key: str) -> str:
     "The definition's text with a first statement that notes under `key` that it ran."
     lines = definition.text.splitlines()
-    begin = definition.body[0]
+    row = first_line(definition.body[0]) - 1
+    before = before_body(definition)
     note = f'_ran["{key}"] = True'
-    if begin.lineno == definition.node.lineno:  # def f(x): return x
-        lines[0] = f"{lines[0][: begin.col_offset]}{note}; {lines[0][begin.col_offset :]}"
+    if before.strip():  # def f(x): return x
+        lines[row] = f"{before}{note}; {lines[row][len(before) :]}"
     else:
-        row = first_line(begin) - 1
-        lines.insert(row, re.match(r"\s*", lines[row])[0] + note)
+        lines.insert(row, before + note)
     return "\n".join(lines)
 
 # %% ../../nbs/more/learn_overlay.ipynb #lay
@@ -211,7 +241,8 @@ def lay_over(
     tree = ast.parse(source)
     lines = source.splitlines()
     here = {d.name: d for d in functions_in(source)}
-    blocks = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    blocks = [node for node in tree.body if isinstance(node, kinds)]
     spans = {node.name: (first_line(node), node.end_lineno) for node in blocks}
 
     # each edit: (first line, last line, what comes there); an insertion has its last line before its first
@@ -221,11 +252,11 @@ def lay_over(
     for name, d in {**work.changed, **{n: work.written[n] for n in names}}.items():
         text = _noting(d, f"{work.module}:{name}") if name in names else d.text
         if name in here:
-            text = textwrap.indent(text, "    " * name.count("."))
+            text = indented(text, "    " * name.count("."))
             edits.append((here[name].first, here[name].last, text))
         else:  # a new method
             end = spans[name.split(".")[0]][1]
-            edits.append((end + 1, end, "\n" + textwrap.indent(text, "    ")))
+            edits.append((end + 1, end, "\n" + indented(text, "    ")))
     for anchor, text in work.helpers:
         line = spans[anchor.split(".")[0]][0] if anchor else len(lines) + 1
         edits.append((line, line - 1, text + "\n"))
