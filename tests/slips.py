@@ -137,7 +137,13 @@ SLIPS = [
         "every process tells the mistake",
     ),
     Slip("support", "parse_options", "if not unknown:", "if True:", "a misspelt flag is dropped"),
-    Slip("support", "_flags", '_flags(kind, name + ".") or [name]', "[name]", "flags in groups unknown"),
+    Slip(
+        "support",
+        "_flags",
+        '_flags(kind, name + ".", getattr(chosen, field, None)) or [name]',
+        "[name]",
+        "flags in groups unknown",
+    ),
     # 01
     Slip(
         "floats",
@@ -603,8 +609,8 @@ SLIPS = [
         "validation documents are trained on",
     ),
     # 04
-    Slip("attention", "visible", "return ago >= 0 if", "return ago > 0 if", "a query does not see itself"),
-    Slip("attention", "visible", "ago < window", "ago <= window", "window one too wide"),
+    Slip("attention", "visible", "k_pos <= q_pos", "k_pos < q_pos", "a query does not see itself"),
+    Slip("attention", "visible", "k_pos > q_pos - window", "k_pos >= q_pos - window", "window one too wide"),
     Slip(
         "attention",
         "last_positions",
@@ -1454,8 +1460,8 @@ SLIPS = [
     Slip(
         "accumulate_memory",
         "_ChunkedLoss.backward",
-        "(d * grad for d in ctx.saved_tensors)",
-        "ctx.saved_tensors",
+        "(d * grad).to(dtype)",
+        "d.to(dtype)",
         "what comes from behind is left out of the gradient",
     ),
     Slip("accumulate_memory", "chunked_cross_entropy", ".sum().clamp(min=1)", ".sum()", "no targets: 0 / 0"),
@@ -2226,14 +2232,14 @@ SLIPS = [
     Slip(
         "run.report",
         "_keep_until",
-        'line["step"] if "val_loss" in line else line["step"] + 1',
+        'line["step"] + 1 if "loss" in line else line["step"]',
         'line["step"]',
         "a step is in the metrics twice after a resume",
     ),
     Slip(
         "run.report",
         "smooth",
-        "mean / (1 - weight**i)",
+        "mean / (1 - weight**seen)",
         "mean",
         "the running mean is not corrected for its start at zero",
     ),
@@ -2255,7 +2261,7 @@ SLIPS = [
     Slip(
         "run.folder",
         "run_problem",
-        "if not _is_of_a_run(path):",
+        "if not _is_of_a_run(path, folder):",
         "if False:",
         "a thesis is deleted with a run",
     ),
