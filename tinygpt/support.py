@@ -537,3 +537,10 @@ def _flags(options, prefix: str = "", chosen=None) -> list[str]:
         name = prefix + field.replace("_", "-")
         names += _flags(kind, name + ".", getattr(chosen, field, None)) or [name]
     return names
+
+
+def _changed_flags(options, names: tuple[str, ...]) -> list[str]:
+    "The flags of these fields of a dataclass that are not at their defaults: --top-k."
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    changed = [name for name in names if getattr(options, name) != defaults[name]]
+    return ["--" + name.replace("_", "-") for name in changed]

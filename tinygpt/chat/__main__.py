@@ -19,7 +19,7 @@ from .turns import Conversation
 from ..checkpoint_open import open_model
 from ..finetune.template import chat_ids
 from ..precision import choose_device
-from ..support import UserError, command, parse_options
+from ..support import UserError, _changed_flags, command, parse_options
 
 # %% ../../nbs/more/25_chat_command.ipynb #options
 @dataclass
@@ -114,11 +114,9 @@ def check_options(options: Options) -> None:
             raise UserError(f"{name} = {getattr(options, name)}: choose 1 or more")
     if not 0 <= options.port < 65536:
         raise UserError(f"port = {options.port}: choose one from 1024 to 65535, or 0 for any that is free")
-    plain = Options(options.run)
-    given = [name for name in OF_A_TALK if getattr(options, name) != getattr(plain, name)]
+    given = ", ".join(_changed_flags(options, OF_A_TALK))
     if options.serve and given:
-        flags = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise UserError(f"--serve does not follow {flags}: leave that out, each request brings its own")
+        raise UserError(f"--serve does not follow {given}: leave that out, each request brings its own")
 
 
 @command

@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 from .open import open_nanogpt
 from .prepare import prepare_shards, verify, verify_data
 from .tokens import EOT_TEXT, open_token_data
-from ..support import UserError, command, parse_options
+from ..support import UserError, _changed_flags, command, parse_options
 
 # %% ../../nbs/more/03_data_command.ipynb #options
 @dataclass
@@ -92,7 +92,8 @@ def prepare(options: Prepare):
         if is_text and line.split(" x ", 1)[-1].startswith(EOT_TEXT):
             print(f"  if it stands between documents, give --separator '{EOT_TEXT}'")
     meta = open_token_data(out).meta
-    if "recipe" not in meta and (unused := _unused(options)):
+    by_documents = ("val_fraction", "shard_tokens", "workers", "text_key")
+    if "recipe" not in meta and (unused := _changed_flags(options, by_documents)):
         print(f"  divided by place, into one shard: {', '.join(unused)} had no part in it")
     for split, found in meta["splits"].items():
         tokens = sum(shard["tokens"] for shard in found["shards"])
@@ -101,13 +102,6 @@ def prepare(options: Prepare):
             f"in {len(found['shards'])} shards, {found['bytes'] / tokens:.2f} bytes a token"
         )
     print("train on it with:", shlex.join(["python", "-m", "tinygpt.train", "--data", str(out)]))
-
-
-def _unused(options: Prepare) -> list[str]:
-    "The flags that were given, and that what is divided by place has no use for."
-    names = ("val_fraction", "shard_tokens", "workers", "text_key")
-    given = [name for name in names if getattr(options, name) != getattr(Prepare, name)]
-    return ["--" + name.replace("_", "-") for name in given]
 
 
 def check(options: Verify):

@@ -21,7 +21,7 @@ from tinygpt.data.chunks import (
     read_parquet,
     read_separated,
 )
-from .tokens import build_tokenizer, check_regular, encoding_problem, source_path
+from .tokens import _visible_files, build_tokenizer, check_regular, encoding_problem, source_path
 from ..support import UserError, file_problem
 from ..tokenizer import BPETokenizer, Tokenizer
 
@@ -222,10 +222,7 @@ def _list_local(data: str) -> list[tuple[str, int]]:
     if not path.exists():
         raise UserError(f"data: {data} does not exist; known data sets are {', '.join(HUB)}")
     check_regular(path)
-    found = [path]
-    if path.is_dir():
-        parts = {p: p.relative_to(path).parts for p in path.rglob("*") if p.is_file()}
-        found = [p for p in parts if not any(part.startswith(".") for part in parts[p])]
+    found = _visible_files(path, "*") if path.is_dir() else [path]
     return [(p.as_posix(), p.stat().st_size) for p in found]
 
 # %% ../../nbs/more/03_data_documents.ipynb #remote

@@ -28,7 +28,6 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from .. import tokenizer_special  # noqa: F401  so that `Tokenizer.load` knows its kind
 from ..support import UserError, atomic_path, cache_dir, read_json
 from ..tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from ..tokenizer_hf import read_tokenizer
@@ -226,6 +225,12 @@ def load_corpus(
     return Corpus(path.stem, train, val, str(path))
 
 
+def _visible_files(folder: Path, pattern: str) -> list[Path]:
+    "The files below a folder, in order, but nothing whose name begins with a dot."
+    parts = {f: f.relative_to(folder).parts for f in sorted(folder.rglob(pattern)) if f.is_file()}
+    return [f for f in parts if not any(part.startswith(".") for part in parts[f])]
+
+
 def _text_files(path: Path) -> list[Path]:
     "The text file at `path`, or all of a folder, but nothing whose name begins with a dot."
     if not path.exists():
@@ -238,8 +243,7 @@ def _text_files(path: Path) -> list[Path]:
         )
     if not path.is_dir():
         return [path]
-    parts = {f: f.relative_to(path).parts for f in sorted(path.rglob("*.txt")) if f.is_file()}
-    files = [f for f in parts if not any(part.startswith(".") for part in parts[f])]
+    files = _visible_files(path, "*.txt")
     if not files:
         raise UserError(f"data: the folder {path} holds no .txt file (and no meta.json of token files)")
     return files

@@ -154,12 +154,18 @@ def check_folder(
         raise UserError(f"{folder} exists: {', or '.join(ways)}")
 
 
+def _kept_objective(folder: Path) -> dict:
+    "What a run's folder keeps of its objective: the command that made it, and its settings."
+    path = folder / "objective.json"
+    return read_json(path, dict, "bring the file back") if path.exists() else {"command": "tinygpt.train"}
+
+
 def _begin_again(folder: Path) -> str:
     "The rest of the sentence about a folder that holds no checkpoint yet: what to do."
     if problem := run_problem(folder):
         return f", and it {problem}: begin a run of another --name"
-    path, own = folder / "objective.json", "tinygpt.train"
-    command = read_json(path, dict, "bring it back").get("command") if path.exists() else own
+    own = "tinygpt.train"
+    command = _kept_objective(folder).get("command")
     if command != own:  # its flags are not all in config.json
         return f": begin it again as it was begun, by python -m {command}, with --overwrite"
     # config.json says where the folder was when the run began

@@ -46,7 +46,7 @@ from ..model import GPT
 from ..model_hf import load_hf
 from ..precision import LossScaler, Policy, choose_policy
 from .config import TOKENIZERS, TrainConfig, check_memory, find_tokenizer
-from .folder import check_folder, claim_folder, remove_run
+from .folder import _kept_objective, check_folder, claim_folder, remove_run
 from .parallel import Single, choose_parallel, on_all, on_first
 from .presets import PRESETS
 from .report import read_metrics
@@ -276,8 +276,7 @@ def kept_settings(
     command: str,  # that is to go on with it
 ) -> dict:
     "The settings of the objective that the run was trained for. UserError where another command made it."
-    path = folder / "objective.json"
-    kept = read_json(path, dict, "bring the file back") if path.exists() else {"command": "tinygpt.train"}
+    kept = _kept_objective(folder)
     if kept.get("command") != command:
         right = go_on_command(folder, kept.get("command"))
         raise UserError(f"resume: {folder} was made by python -m {kept.get('command')}: go on with {right}")
