@@ -5,8 +5,9 @@
     python benchmarks/reinforce.py --base RUN   # from this trained run of the preset laptop; else one is made
     python benchmarks/reinforce.py --runs DIR   # keeps what is finished in DIR, and goes on there
 
-A base model is fine-tuned for a short while on right answers to three tasks: the start. From there on nobody
-shows it an answer. Two of the tasks are practised: of sums it knows too few for a judge to praise.
+A base model is fine-tuned for a short while on right answers to two tasks, sums and letters to sort: the
+start. Some of its sums are right, nearly all of its letters are. From there on nobody shows it an answer. It
+practises sums only, and is asked others: no pair of numbers of the test occurs in training, in either order.
 Each run draws the same number of answers to the same kind of questions:
 
 - groups: the chapter's recipe, a policy gradient with the group's mean as baseline.
@@ -18,27 +19,25 @@ Each run draws the same number of answers to the same kind of questions:
 - leak: the recipe, with a judge who accepts any text in which the right answer stands.
 
 Learning rates: each has the best of the same grid, on a seed of its own, by pass@1 on questions of the
-training kind; leak takes the rate of groups. The compared seeds are others.
+training kind; where the highest is the best, one three times as high is tried too, until that ends. leak
+takes the rate of groups. The compared seeds are others.
 
-An earlier record, of 60 steps of 64 answers and two rates, did not decide claims 1 and 2: the intervals
-held 0, the best rate was the smallest that was tried, and the reward was still rising. So this one draws five
-times as many answers and tries a smaller rate.
+Two earlier records practised counting, in rows whose length gave half of the answers away, and sorting, with
+three seeds. They left claims 5 and 6 open, the rival's best rate was the highest that was tried, and what
+rose may have been guessing. Of today's rows to count a small model learns nothing, so this record practises
+sums, with five seeds. The claims are those of the earlier ones, but for the second half of 4, and 7, which
+are new; all were written down before this record's first run. "Holds" is said of an interval that lies on
+the side of the claim, "refuted" of one on the other side, "undecided" of one that holds 0. The intervals are
+over the seeds of the training: all runs begin with one start, and are asked the same questions.
 
-Claims 1 to 4 were written down before the first compared run; 5 and 6 with this record, when the earlier one
-had shown no difference between those recipes. Each claim is refuted where it says so. The intervals are over
-three seeds of the training: all runs begin with one start, and are asked the same questions.
-
-1. groups raises held-out pass@1 over the start. Refuted if the 95 % interval over the seeds holds 0 or less.
-2. groups ends with a higher held-out pass@1 than rejection. Refuted if the difference's interval holds 0.
-3. pass@8 gains less than pass@1: it sharpens what the start can do. Refuted if the interval of the difference
-   of the two gains is above 0 for pass@8.
+1. groups raises held-out pass@1 over the start.
+2. groups ends with a higher held-out pass@1 than rejection. (The last record said the opposite.)
+3. pass@8 gains less than pass@1: it sharpens what the start can do.
 4. with the leak, the held-out pass@1 that the leaky judge sees rises away from the strict one, by more than
-   it differs at the start, and the strict one stays below that of groups. Refuted if one of the two does
-   not happen in every seed.
-5. the group's mean helps: groups ends with a higher held-out pass@1 than none. Refuted if the difference's
-   interval holds 0.
-6. GRPO's two divisions cost something: it ends with a lower held-out pass@1 than groups. Refuted if the
-   difference's interval holds 0.
+   in the runs of groups with the same seeds; and the strict one stays below that of groups.
+5. the group's mean helps: groups ends with a higher held-out pass@1 than none.
+6. GRPO's two divisions cost something: it ends with a lower held-out pass@1 than groups.
+7. What is not practised suffers: groups ends with a lower pass@1 in sorting than the start.
 """
 
 import argparse
@@ -46,6 +45,7 @@ import json
 import random
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -70,21 +70,20 @@ from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import Objective
 from tinygpt.train import train
 
-START_TASKS = ("add", "count", "sort")
-TASKS = ("count", "sort")  # practised; of sums the start knows too few
-START_STEPS = 150  # of fine-tuning on right answers
+PRACTISED, OTHER = "add", "sort"
+START_STEPS = 400  # of fine-tuning on right answers to both
 STEPS = 150
 QUESTIONS, GROUP = 16, 8  # of a step
 RATES = (1e-4, 3e-4, 1e-3)
 TUNING_SEED = 0
-SEEDS = (1, 2, 3)
-HELD_OUT, DRAWS = 80, 16  # questions of a score, and answers to each
-RECIPE = Recipe(tasks=TASKS, group=GROUP)
+SEEDS = (1, 2, 3, 4, 5)
+HELD_OUT, DRAWS = 120, 16  # questions of a score, and answers to each
+RECIPE = Recipe(tasks=(PRACTISED,), group=GROUP)
 VARIANTS = {
     "groups": RECIPE,
-    "none": Recipe(tasks=TASKS, group=GROUP, baseline="none"),
-    "GRPO": Recipe(tasks=TASKS, group=GROUP, scale=True, length="own"),
-    "leak": Recipe(tasks=TASKS, group=GROUP, judge="contains"),
+    "none": replace(RECIPE, baseline="none"),
+    "GRPO": replace(RECIPE, scale=True, length="own"),
+    "leak": replace(RECIPE, judge="contains"),
 }
 
 
@@ -135,7 +134,7 @@ def settings(place: Path, name: str, source: Path, steps: int, rate: float, seed
 def right_answers(tokenizer, n: int) -> list[Answer]:
     "Questions of the training kind, with the answers that a program computed."
     pool = []
-    for example in make_examples(n, 1, "train", list(START_TASKS)):
+    for example in make_examples(n, 1, "train", [PRACTISED, OTHER]):
         prompt, _ = render(tokenizer, example.messages, add_generation_prompt=True)
         new = [*tokenizer.encode(example.answer), tokenizer.special["<|end|>"]]
         pool.append(Answer(prompt, new=new, logprobs=[0.0] * len(new)))
@@ -161,7 +160,7 @@ def kept_answers(model, tokenizer, seed: int) -> tuple[list[Answer], int]:
     "Rejection sampling: as many answers as a run of groups draws, all from the start; (right ones, tokens)."
     kept, tokens = [], 0
     for step in range(STEPS):
-        examples = make_examples(QUESTIONS, draw_seed(seed, step), "train", list(TASKS))
+        examples = make_examples(QUESTIONS, draw_seed(seed, step), "train", [PRACTISED])
         seeds = [draw_seed(seed, step, row) for row in range(QUESTIONS * GROUP)]
         answers, verdicts = ask_and_judge(model, tokenizer, examples, seeds, RECIPE)
         tokens += sum(len(answer.new) for answer in answers)
@@ -169,32 +168,31 @@ def kept_answers(model, tokenizer, seed: int) -> tuple[list[Answer], int]:
     return kept, tokens
 
 
-def score(model, tokenizer, start, split: str, judge: str = "right") -> dict:
-    "pass@1 and pass@8, over all and for each task; how far it went from the start, in nats an answer."
-    plain = Recipe(judge=judge)
-    found = {}
-    for task in TASKS:
-        examples = make_examples(HELD_OUT // len(TASKS), 10, split, [task])
-        found[task] = measure_pass(model, tokenizer, examples, plain, DRAWS)
-    whole = {name: sum(f[name] for f in found.values()) / len(TASKS) for name in found[TASKS[0]]}
-    examples = make_examples(30, 11, split, list(TASKS))
+def score(model, tokenizer, start, split: str) -> dict:
+    """pass@1 and pass@8 of what is practised, and pass@1 by the leaky judge and in the other task.
+
+    `kl`: how far it went from the start, in nats an answer.
+    """
+    examples = make_examples(HELD_OUT, 10, split, [PRACTISED])
+    found = measure_pass(model, tokenizer, examples, RECIPE, DRAWS)
+    found["leaky"] = measure_pass(model, tokenizer, examples, VARIANTS["leak"], DRAWS)["pass@1"]
+    others = make_examples(HELD_OUT // 2, 10, split, [OTHER])
+    found["other"] = measure_pass(model, tokenizer, others, RECIPE, DRAWS)["pass@1"]
+    examples = make_examples(30, 11, split, [PRACTISED])
     seeds = [draw_seed(12, i) for i in range(30 * GROUP)]
     answers, _ = ask_and_judge(model, tokenizer, examples, seeds, RECIPE)
     there = answer_logprobs(start, answers)
-    kl = sum(sum(a.logprobs) - sum(b) for a, b in zip(answers, there)) / len(answers)
-    return whole | dict(tasks=found, kl=kl)
+    found["kl"] = sum(sum(a.logprobs) - sum(b) for a, b in zip(answers, there)) / len(answers)
+    return found
 
 
 def some_texts(model, tokenizer) -> list[str]:
-    "Two held-out questions of each task, each with an answer that was drawn."
-    told = []
-    for task in TASKS:
-        examples = make_examples(2, 13, "test", [task])
-        single = Recipe(group=1, baseline="none")
-        answers, _ = ask_and_judge(model, tokenizer, examples, [draw_seed(14, i) for i in range(2)], single)
-        for example, answer in zip(examples, answers):
-            told.append(f"{example.messages[-1]['content']!r}: {tokenizer.decode(answer.new)!r}")
-    return told
+    "Four held-out questions, each with an answer that was drawn."
+    examples = make_examples(4, 13, "test", [PRACTISED])
+    single = Recipe(group=1, baseline="none")
+    answers, _ = ask_and_judge(model, tokenizer, examples, [draw_seed(14, i) for i in range(4)], single)
+    pairs = zip(examples, answers)
+    return [f"{e.messages[-1]['content']!r}: {tokenizer.decode(answer.new)!r}" for e, answer in pairs]
 
 
 def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True) -> dict:
@@ -224,9 +222,7 @@ def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True)
         found["practised"] = score(result.model, tokenizer, start, "train")["pass@1"]
     else:
         found |= score(result.model, tokenizer, start, "test")
-        if name in ("groups", "leak"):  # the honest runs too: their gap is what the leak's has to exceed
-            found["leaky"] = score(result.model, tokenizer, start, "test", "contains")["pass@1"]
-            found["texts"] = some_texts(result.model, tokenizer)
+        found["texts"] = some_texts(result.model, tokenizer)
     path.write_text(json.dumps(found))
     print(name, rate, seed, {k: v for k, v in found.items() if isinstance(v, float)}, flush=True)
     return found
@@ -234,6 +230,15 @@ def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True)
 
 def best_rate(tried: list[dict]) -> float:
     return max(tried, key=lambda found: found["practised"])["rate"]
+
+
+def tune(place: Path, name: str) -> list[dict]:
+    "The runs of the grid, and of higher rates as long as the highest is the best."
+    tried = [measure(place, name, rate, TUNING_SEED, scored=False) for rate in RATES]
+    while best_rate(tried) == tried[-1]["rate"]:
+        higher = float(f"{3 * tried[-1]['rate']:.0e}")
+        tried.append(measure(place, name, higher, TUNING_SEED, scored=False))
+    return tried
 
 
 def main():
@@ -266,21 +271,18 @@ def compare(place: Path, base: Path) -> dict:
         lines = [line for line in read_metrics(place / "start") if "val_bits_per_byte" in line]
         scored = score(start, tokenizer, start, "test")
         scored["bits_per_byte"] = lines[-1]["val_bits_per_byte"]
-        sums = make_examples(HELD_OUT // len(TASKS), 10, "test", ["add"])
-        scored["leaky"] = score(start, tokenizer, start, "test", "contains")["pass@1"]
-        scored["add"] = measure_pass(start, tokenizer, sums, Recipe(), DRAWS)
         path.write_text(json.dumps(scored))
     before = json.loads(path.read_text())
     print("start", before, flush=True)
-    tuned = ("groups", "rejection", "none", "GRPO")
-    tuning = {n: [measure(place, n, rate, TUNING_SEED, scored=False) for rate in RATES] for n in tuned}
+    tuning = {name: tune(place, name) for name in ("groups", "rejection", "none", "GRPO")}
     rates = {name: best_rate(tried) for name, tried in tuning.items()}
     compared = []
     for name in ("groups", "rejection", "leak", "none", "GRPO"):
         for seed in SEEDS:
             compared.append(measure(place, name, rates.get(name, rates["groups"]), seed))
     return dict(
-        tasks=TASKS,
+        practised=PRACTISED,
+        other=OTHER,
         start_steps=START_STEPS,
         steps=STEPS,
         questions=QUESTIONS,

@@ -1,7 +1,11 @@
 """Keeps what `python -m tinygpt.whole` measured as results/whole.json, for the page of the whole process.
 
 python -m tinygpt.whole
-python benchmarks/whole.py runs/whole
+python -m tinygpt.whole --out runs/whole1 --seed 1
+python -m tinygpt.whole --out runs/whole2 --seed 2
+python benchmarks/whole.py runs/whole runs/whole1 runs/whole2
+
+The page shows the first process, and differences over all of them.
 """
 
 import argparse
@@ -14,10 +18,10 @@ from data_machine import save
 def main():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("folder", type=Path, help="of the four runs")
-    folder = parser.parse_args().folder
-    stages = json.loads((folder / "results.json").read_text())
-    save("whole", dict(command="python -m tinygpt.whole", stages=stages))
+    parser.add_argument("folders", nargs="+", type=Path, help="of a process each; the first is shown")
+    folders = parser.parse_args().folders
+    processes = [json.loads((folder / "results.json").read_text()) for folder in folders]
+    save("whole", dict(command="python -m tinygpt.whole", stages=processes[0], others=processes[1:]))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from ..support import UserError, command
 from ..train import TrainResult, train
 
 # %% ../../nbs/more/24_reinforce_command.ipynb #recipe
-STEPS, QUESTIONS = 100, 16  # optimizer steps, and questions of each
+STEPS, QUESTIONS = 300, 16  # optimizer steps, and questions of each
 RATE = 3e-4  # AdamW's
 
 
@@ -33,7 +33,7 @@ def reinforce_config(
     rates = dict(optimizer="adamw", learning_rate=RATE, weight_decay=0.0)
     schedule = dict(schedule="trapezoid", warmup_steps=5, cooldown=0.5, final_lr=0.1)
     config.optim = replace(config.optim, max_steps=STEPS, **schedule, **rates)
-    config.eval = replace(config.eval, eval_every=25, save_every=50, log_every=5)
+    config.eval = replace(config.eval, eval_every=50, save_every=100, log_every=5)
     config.system = replace(config.system, compile="off")
     config.model = replace(config.model, dropout=0.0)  # answers are drawn without: train that policy
     return config

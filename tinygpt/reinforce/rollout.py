@@ -32,7 +32,7 @@ from ..tokenizer import Tokenizer
 class Recipe:
     "What is drawn, how it is judged, and what the loss makes of it."
 
-    tasks: tuple[str, ...] = ("add", "count", "sort")
+    tasks: tuple[str, ...] = ("add", "sort")
     """Names in `finetune.tasks.TASKS`; each step asks equal shares of them."""
     judge: str = "right"
     """right: the answer and nothing else. contains: it is somewhere in the text, which leaks."""
