@@ -34,10 +34,14 @@ times as high is tried too, until that ends. leak takes the rate of groups. The 
 Two earlier records practised counting, in rows whose length gave half of the answers away, and sorting, with
 three seeds. They left claims 5 and 6 open, the rival's best rate was the highest that was tried, and what
 rose may have been guessing. Of today's rows to count a small model learns nothing, so this record practises
-sums, with five seeds. The claims are those of the earlier ones, but for the second half of 4, and 7, which
-are new; all were written down before this record's first run. "Holds" is said of an interval that lies on
-the side of the claim, "refuted" of one on the other side, "undecided" of one that holds 0. The intervals are
-over the seeds of the training: all runs begin with one start, and are asked the same questions.
+sums, with five seeds.
+
+Claims 1 to 6 are those of the earlier records, 7 is new. In 4 the runs of groups have taken the place of the
+start. The rule is new, too: "holds" is said of an interval that lies on the side of the claim, "refuted" of
+one on the other side, "undecided" of one that holds 0. (Before, an interval with 0 in it refuted 2, 5 and 6,
+and one seed refuted 4; by that rule this record refutes 4 and 6.) Claims and rule were written before the
+first run of this record. The intervals are over the seeds of the training: all runs begin with one start, and
+are asked the same questions. Nothing is corrected for the number of claims.
 
 1. groups raises held-out pass@1 over the start.
 2. groups ends with a higher held-out pass@1 than rejection. (The last record said the opposite.)
@@ -53,8 +57,8 @@ These came later: they were written down when 1 to 7 were known, before the firs
 8. A step of more questions is better, in held-out pass@1, in each of three pairs: wide ends higher than
    groups, online higher than none, rejection higher than narrow.
 9. Fresh answers are better than the start's: online ends with a higher held-out pass@1 than rejection.
-10. What rejection forgets, it forgets by its rate: gentle ends with a higher pass@1 in sorting than rejection,
-    and still with a higher pass@1 than groups in what both practise.
+10. What rejection forgets, it forgets by its rate: gentle ends with a higher pass@1 in sorting than
+    rejection, and still with a higher pass@1 than groups in what both practise.
 """
 
 import argparse
@@ -74,6 +78,7 @@ from tinygpt.finetune.tasks import make_examples
 from tinygpt.finetune.template import make_chat_base, render
 from tinygpt.reinforce.policy import Answer, answer_table, policy_loss
 from tinygpt.reinforce.rollout import (
+    JUDGES,
     Recipe,
     answer_logprobs,
     ask_and_judge,
@@ -228,6 +233,19 @@ def some_texts(model, tokenizer) -> list[str]:
     return [f"{e.messages[-1]['content']!r}: {tokenizer.decode(answer.new)!r}" for e, answer in pairs]
 
 
+def only_the_leak(model, tokenizer) -> list[str]:
+    "Answers to held-out questions that the leaky judge accepts and the strict one does not, five at most."
+    examples = make_examples(HELD_OUT, 10, "test", [PRACTISED])
+    seeds = [draw_seed(15, i) for i in range(HELD_OUT * GROUP)]
+    answers, praised = ask_and_judge(model, tokenizer, examples, seeds, VARIANTS["leak"])
+    found = []
+    for i, answer in enumerate(answers):
+        example, text = examples[i // GROUP], tokenizer.decode(answer.new[:-1])
+        if praised.flatten()[i] and not JUDGES["right"](example, text):
+            found.append(f"{example.messages[-1]['content']!r}: {text!r}")
+    return found[:5]
+
+
 def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True) -> dict:
     "One run and its scores; taken from the folder where it is there."
     path = place / f"{name}-{rate:g}-{seed}.json"
@@ -256,6 +274,7 @@ def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True)
     else:
         found |= score(result.model, tokenizer, start, "test")
         found["texts"] = some_texts(result.model, tokenizer)
+        found["only_the_leak"] = only_the_leak(result.model, tokenizer)
     path.write_text(json.dumps(found))
     print(name, rate, seed, {k: v for k, v in found.items() if isinstance(v, float)}, flush=True)
     return found
