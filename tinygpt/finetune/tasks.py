@@ -43,11 +43,13 @@ def is_right(
 
 # %% ../../nbs/more/22_finetune_tasks.ipynb #material
 @cache
-def words() -> list[str]:
+def words(
+    least: int = 200,  # times that a word stands there
+) -> list[str]:
     "Common words of the addresses, in the order of the alphabet."
     text = " ".join(load_corpus("sotu").train)
     counts = Counter(re.findall(r"(?<![\w'])[a-z]{3,7}(?![\w'])", text))
-    return sorted(word for word, n in counts.items() if n >= 200)
+    return sorted(word for word, n in counts.items() if n >= least)
 
 
 @cache
