@@ -241,9 +241,10 @@ def tuned_run(
 def by_three(run) -> dict:
     "The runs of one rate with the seeds for choosing: bits per byte on average, right answers in sum."
     lines = [run(seed) for seed in TUNING_SEEDS]
-    right = [sum(numbers) for numbers in zip(*(line["choose"]["all"] for line in lines))]
-    bits_per_byte = sum(line["bits"] for line in lines) / len(lines)
-    return dict(rate=lines[0]["rate"], bits=bits_per_byte, choose=dict(all=right), seeds=lines)
+    found = dict(rate=lines[0]["rate"], bits=sum(line["bits"] for line in lines) / len(lines), seeds=lines)
+    for name in ("choose", "right"):
+        found[name] = dict(all=[sum(n) for n in zip(*(line[name]["all"] for line in lines))])
+    return found
 
 
 def tune(run, rates) -> list[dict]:
