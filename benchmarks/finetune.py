@@ -312,7 +312,7 @@ def part_small(args, folder: Path) -> dict:
         runs = [run(best, seed) for seed in range(1, args.seeds + 1)]
         found["ways"][name] = dict(grid=grid, best=best, runs=runs)
     ways = {name: way["runs"] for name, way in found["ways"].items()}
-    found["masked_minus_all"] = compare(ways["answers"], ways["all"])
+    found["answers_minus_all"] = compare(ways["answers"], ways["all"])
     found["packed_minus_padded"] = compare(ways["answers"], ways["padded"])
     found["masked_minus_packed"] = compare(ways["masked"], ways["answers"])
     found["masked_minus_padded"] = compare(ways["masked"], ways["padded"])
