@@ -134,9 +134,14 @@ def run_options(
     if not resume:
         config.run.init_from = on_first(world, lambda: chat_start(options, conversations))
     if not old and options.replay:
+        told = f"replay = {options.replay} gives no row of old text: batch_size = {rows}"
+        told = f"{told}, processes = {world.world_size}"
+        if resume:  # what is kept is 0 where there were no such rows
+            raise UserError(
+                f"resume: {told}; this run has some: go on with as many processes as it began with"
+            )
         if world.is_main:
-            told = f"no row of old text: batch_size = {rows}, processes = {world.world_size}"
-            print(f"note: replay = {options.replay} gives {told}", file=sys.stderr)
+            print(f"note: {told}", file=sys.stderr)
         options.replay = 0.0  # a resumed run has none either, on however many processes
     how = dict(packed=options.packed, train_on=options.train_on, replay=options.replay)
     objective = answers_objective(conversations, examples, **how)
