@@ -103,7 +103,7 @@ RATES = (1e-4, 3e-4, 1e-3)
 TUNING_SEED = 0
 SEEDS = (1, 2, 3, 4, 5)
 HELD_OUT, DRAWS = 120, 16  # questions of a score, and answers to each
-RECIPE = Recipe(tasks=(PRACTISED,), group=GROUP)
+RECIPE = Recipe(tasks=(PRACTISED,), group=GROUP, baseline="group")
 VARIANTS = {
     "groups": RECIPE,
     "none": replace(RECIPE, baseline="none"),

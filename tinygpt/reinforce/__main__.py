@@ -19,7 +19,7 @@ from ..support import UserError, command
 from ..train import TrainResult, train
 
 # %% ../../nbs/more/24_reinforce_command.ipynb #recipe
-STEPS, QUESTIONS = 300, 16  # optimizer steps, and questions of each
+STEPS, QUESTIONS = 300, 128  # optimizer steps, and questions of each
 RATE = 3e-4  # AdamW's
 
 

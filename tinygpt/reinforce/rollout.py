@@ -36,11 +36,11 @@ class Recipe:
     """Names in `finetune.tasks.TASKS`; each step asks equal shares of them."""
     judge: str = "right"
     """right: the answer and nothing else. contains: it is somewhere in the text, which leaks."""
-    group: int = 8
-    """Answers to each question (num_generations)."""
+    group: int = 1
+    """Answers to each question (num_generations). GRPO's groups: 8 of them, and baseline group."""
     max_new_tokens: int = 16
     """Of each answer, its end counted (max_completion_length)."""
-    baseline: Literal["none", "batch", "group"] = "group"
+    baseline: Literal["none", "batch", "group"] = "none"
     """Which mean is subtracted from a reward."""
     scale: bool = False
     """Divide by each group's standard deviation (scale_rewards); GRPO does, and it is a bias."""
