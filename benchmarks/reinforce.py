@@ -270,7 +270,7 @@ def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True)
     result = train(config, overwrite=True, progress="none", objective=objective)
     found |= dict(cpu_s=time.process_time() - begin, bits_per_byte=result.val.bits_per_byte)
     lines = [line for line in read_metrics(result.run) if "reward" in line]
-    found["curve"] = [[line["step"], line["reward"], line["tokens"], line["alike"]] for line in lines]
+    found["curve"] = [[line["step"], line["reward"], line["tokens"], line.get("alike")] for line in lines]
     if name not in IMITATIONS:
         found["sampled_tokens"] = sum(5 * QUESTIONS * GROUP * line["tokens"] for line in lines)
     if not scored:

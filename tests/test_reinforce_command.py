@@ -78,7 +78,7 @@ BAD = [
     ("a base model", f"base {QUICK}", "base is a base model, it knows no turns"),
     ("a run that is not there", "nowhere", "nowhere"),
     ("an unknown task", f"chat {QUICK} --tasks chess", "chess"),
-    ("a group of one", f"chat {QUICK} --group 1", "group = 1"),
+    ("a group of one", f"chat {QUICK} --group 1 --baseline group", "group = 1"),
     ("a group that does not divide the rows", f"chat {QUICK} --group 3", "no multiple of group = 3"),
     ("an unknown judge", f"chat {QUICK} --judge kind", "judge = 'kind'"),
     ("answers longer than the context", f"chat {QUICK} --max-new-tokens 70", "max_new_tokens = 70"),

@@ -282,10 +282,12 @@ class RolloutLoader:
             self.drawn.append((Answer(prompt, new=new, logprobs=logprobs), advantage))
 
     def figures(self) -> dict[str, float]:
-        "Of the samples since the last look: mean reward, tokens, and the share in groups all alike."
+        "Of the samples since the last look: mean reward, tokens; with groups the share in those all alike."
         n = self.totals["answers"]
         found = {name: value / n for name, value in self.totals.items() if name != "answers"} if n else {}
         self.totals = dict.fromkeys(self.totals, 0.0)
+        if self.recipe.group == 1:
+            found.pop("alike", None)  # an answer alone says nothing
         return found
 
     def close(self) -> None:
