@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import signal
 import statistics
 import sys
 from itertools import combinations
@@ -208,14 +209,22 @@ STOPS = "import os, signal, sys, time; os.kill(os.getppid(), signal.SIGINT); tim
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
 
 
+@pytest.fixture
+def interruptible():
+    "Ctrl-C reaches this process, also where the tests run in the background of a shell, which ignores it."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @posix
-def test_ctrl_c_waits_until_the_command_has_saved():
+def test_ctrl_c_waits_until_the_command_has_saved(interruptible):
     assert whole.run_command([sys.executable, "-c", STOPS.format(7)]) == 7
 
 
 @posix
 @pytest.mark.parametrize("status, further", [(130, []), (1, ["-m", "torch.distributed.run"])])
-def test_a_command_that_ctrl_c_stopped_has_not_failed(capsys, status, further):
+def test_a_command_that_ctrl_c_stopped_has_not_failed(interruptible, capsys, status, further):
     assert whole.run_command([sys.executable, "-c", STOPS.format(status), *further]) == 0
     told = "torchrun ended with status 1, as after any Ctrl-C"  # which may hide a full disk
     assert (told in capsys.readouterr().out) == bool(further)
