@@ -53,7 +53,7 @@ and before the first run of `masked`, and of the three seeds that choose the rat
 12. With that mask packing costs nothing: refuted if the interval of masked less padded lies below 0.
 
 Written down after a trial of one seed, before the part `words`. Its runs are fine-tuned with the 3,500 words
-that stand 10 times in the addresses, in place of the 700 that stand there 200 times:
+that stand 10 times in the addresses, in place of the 700 that stand there 200 times (a fifth are held out):
 
 13. What kept the model from copying was that it had seen few words: with more of them, and as many steps,
    more held-out words are copied, named last and reversed, in sum, of the same questions. Refuted if the
@@ -182,7 +182,8 @@ def few_shot(model, tokenizer, examples, k: int | None, seed: int = 0) -> dict:
 def apart(start: int):
     """Within it no token of a GPT sees another conversation of its row; each begins with the token `start`.
 
-    For whole rows, without a cache.
+    For whole rows, without a cache. Addresses begin with it, too: the bits per byte of a run within are not
+    to be compared with the others'.
     """
     forward, see = GPT.forward, None
 

@@ -1,6 +1,6 @@
 """What chapter 24's recipe brings on generated questions, beside a rival that may draw as many answers.
 
-    python benchmarks/reinforce.py              # prints; about an hour of one core
+    python benchmarks/reinforce.py              # prints; over two hours of one core
     python benchmarks/reinforce.py --save       # and writes results/reinforce.json, which chapter 24 shows
     python benchmarks/reinforce.py --base RUN   # from this trained run of the preset laptop; else one is made
     python benchmarks/reinforce.py --runs DIR   # keeps what is finished in DIR, and goes on there
@@ -18,12 +18,14 @@ Each run draws the same number of answers to the same kind of questions:
 - GRPO: the recipe with GRPO's two divisions, by the group's deviation and by each answer's own length.
 - leak: the recipe, with a judge who accepts any text in which the right answer stands.
 
-A step of groups asks 16 questions, 8 times each; the 128 rows of a step of rejection belong to about a
-hundred questions. Is it that? Three more arms change only how many questions a step has:
+A step of groups asks 16 questions, 8 times each; the 128 rows of a step of rejection belong to some
+120 questions. Is it that? Three more arms change how many questions a step has, and with it the questions of
+the whole run, which are 2,400 in groups and rejection:
 
-- wide: groups with 64 questions, asked twice.
+- wide: groups with 64 questions, asked twice; the baseline is the mean of two.
 - online: none with 128 questions, asked once. It differs from rejection in who draws: the model as it is.
-- narrow: rejection, with each step's 128 rows from the kept answers of 16 questions.
+- narrow: rejection, with each step's 128 rows from the kept answers of 16 questions; those are drawn
+  evenly, where rejection draws evenly among answers.
 
 And two change another thing: gentle is rejection at the rate of groups, and batch is online with a baseline,
 the mean reward of all 128 answers.
@@ -53,7 +55,8 @@ are asked the same questions. Nothing is corrected for the number of claims.
 6. GRPO's two divisions cost something: it ends with a lower held-out pass@1 than groups.
 7. What is not practised suffers: groups ends with a lower pass@1 in sorting than the start.
 
-These came later: they were written down when 1 to 7 were known, before the first runs of their arms.
+These came later: they were written down when 1 to 7 were known, before the first runs of their arms (11 when
+the tuning of online was known, before the runs of batch).
 
 8. A step of more questions is better, in held-out pass@1, in each of three pairs: wide ends higher than
    groups, online higher than none, rejection higher than narrow.

@@ -63,6 +63,7 @@ def test_settings_come_from_the_run_that_made_the_model_and_from_the_flags(folde
     assert o.warmup_steps < 2  # it fits the run
     config = reinforce_config("chat")
     assert config.run.name == "chat-reinforce" and config.data.batch_size == 128
+    assert (Recipe().group, Recipe().baseline) == (1, "none")
 
 
 def test_the_policy_that_is_trained_has_no_dropout_because_the_one_that_draws_has_none(folder):

@@ -167,6 +167,18 @@ def test_answers_serve_as_many_steps_as_they_are_used(practice):
     run.close()
 
 
+def test_questions_asked_once_have_their_verdicts_as_advantages_and_no_figure_of_groups(practice):
+    run = run_of(practice, replace(RECIPE, group=1, baseline="none"))
+    next(run.loader)
+    answers, advantages = zip(*run.loader.drawn)
+    assert len({tuple(answer.prompt) for answer in answers}) == len(answers) == 12
+    verdicts = [float(a.finish == "end" and even(None, TOKENIZER.decode(a.new))) for a in answers]
+    assert list(advantages) == verdicts and len(set(verdicts)) == 2
+    figures = run.loader.figures()
+    assert "alike" not in figures and figures["reward"] == pytest.approx(sum(verdicts) / 12)
+    run.close()
+
+
 def test_own_length_divides_each_answer_by_its_tokens(practice):
     run = run_of(practice, replace(RECIPE, length="own"))
     _, y = next(run.loader)
@@ -251,7 +263,8 @@ def test_seeds_follow_from_run_step_and_row():
 @pytest.mark.parametrize(
     "change, word",
     [
-        (dict(group=1), "group = 1"),
+        (dict(group=1), "group's mean; give 2 or more, or baseline none or batch"),
+        (dict(group=1, baseline="none", scale=True), "leave scale out"),
         (dict(group=5), "no multiple of group"),
         (dict(group=0), "group = 0"),
         (dict(tasks=("chess",)), "chess"),
