@@ -74,6 +74,7 @@ from unittest.mock import patch
 
 import torch
 from data_machine import load, machine, save
+from document_mask import same_document
 
 from tinygpt.accumulate import train_step
 from tinygpt.adamw import make_adamw
@@ -189,12 +190,11 @@ def apart(start: int):
 
     def masked_forward(model, idx, *rest, **named):
         nonlocal see
-        number, T = (idx == start).cumsum(1), idx.shape[1]  # of each token's conversation
-        see = (number[:, :, None] == number[:, None]) & torch.ones(T, T, dtype=torch.bool).tril()
+        see = same_document(idx, start)
         return forward(model, idx, *rest, **named)
 
     def masked_attention(q, k, v, mask, **how):
-        return attention(q, k, v, mask=see[:, None], **how)
+        return attention(q, k, v, mask=see, **how)
 
     with patch.object(GPT, "forward", masked_forward), patch("tinygpt.model.attention", masked_attention):
         yield
@@ -256,6 +256,13 @@ def tune(run, rates) -> list[dict]:
     return grid
 
 
+def tuned(run, rates, seeds: int) -> dict:
+    "The grid with the seeds for choosing, its best rate, and the runs of that rate that are judged."
+    grid = tune(lambda rate: by_three(partial(run, rate)), rates)
+    best = best_of(grid)["rate"]
+    return dict(grid=grid, best=best, runs=[run(best, seed) for seed in range(1, seeds + 1)])
+
+
 def judged(model, tokenizer, judge) -> dict:
     "Right answers by task, as [right, asked], on each of the judge's sets of questions."
     found = {}
@@ -308,10 +315,7 @@ def part_small(args, folder: Path) -> dict:
         def run(rate, seed):
             return tuned_run(*place, name, rate, seed, args.steps, judge, **way)
 
-        grid = tune(lambda rate: by_three(partial(run, rate)), RATES)
-        best = best_of(grid)["rate"]
-        runs = [run(best, seed) for seed in range(1, args.seeds + 1)]
-        found["ways"][name] = dict(grid=grid, best=best, runs=runs)
+        found["ways"][name] = tuned(run, RATES, args.seeds)
     ways = {name: way["runs"] for name, way in found["ways"].items()}
     found["answers_minus_all"] = compare(ways["answers"], ways["all"])
     found["packed_minus_padded"] = compare(ways["answers"], ways["padded"])
@@ -381,15 +385,11 @@ def part_lora(args, folder: Path) -> dict:
     def run(rate, seed):
         return lora_run(start, rate, seed, full["steps"], judge, val, **how)
 
-    grid = tune(lambda rate: by_three(partial(run, rate)), LORA_RATES)
-    best = best_of(grid)["rate"]
-    runs = [run(best, seed) for seed in range(1, args.seeds + 1)]
-    rivals = full["ways"]["answers"]["runs"]
+    found = tuned(run, LORA_RATES, args.seeds)
+    runs, rivals = found["runs"], full["ways"]["answers"]["runs"]
     return dict(
         how,
-        grid=grid,
-        best=best,
-        runs=runs,
+        **found,
         all_parameters=base.num_params(),
         lora_minus_full=compare(runs, rivals),
         forgets_more=compare(runs, rivals, bits),
@@ -406,29 +406,37 @@ def laptop_config(folder: Path):
     return config
 
 
+def laptop_start(args, config, folder: Path) -> tuple[str, Path]:
+    "(the preset's model with the tokens of a chat, its base): of --base, or trained here."
+    if not args.base:
+        return chat_base(config, folder), config.folder
+    start = folder / "laptop-start"
+    if not start.exists():
+        make_chat_base(args.base, start)
+    return str(start), Path(args.base)
+
+
+def laptop_judge(args) -> dict:
+    judge = dict(conversations=lambda seed: make_conversations(20_000, seed), rows=args.rows)
+    judge |= dict(choose=make_examples(160, 901, "test"), right=make_examples(400, 902, "test"))
+    return judge | {name: about_words(*new) for name, new in COPIES.items()}
+
+
 def part_laptop(args, folder: Path) -> dict:
     "The preset's model on the eight tasks: few-shot before, fine-tuned after."
     config = laptop_config(folder)
-    if args.base:
-        base = args.base
-        start = folder / "laptop-start"
-        if not start.exists():
-            make_chat_base(base, start)
-    else:
-        start, base = chat_base(config, folder), config.folder
+    start, base = laptop_start(args, config, folder)
     model, tokenizer, _ = open_model(base)
-    choose, examples = make_examples(160, 901, "test"), make_examples(400, 902, "test")
+    judge = laptop_judge(args)
+    choose, examples = judge["choose"], judge["right"]
     shots = [few_shot(model, tokenizer, choose, k) for k in (0, 1, 2, 4, None)]
     best = max(shots, key=lambda line: line["right"])["k"]
     found = dict(steps=args.steps, rows=args.rows, few_shot=shots, best_k=best)
     found["few_shot_best"] = few_shot(model, tokenizer, examples, best)
     print({line["k"]: line["right"] for line in shots}, found["few_shot_best"], flush=True)
-    judge = dict(conversations=lambda seed: make_conversations(20_000, seed), rows=args.rows)
-    judge |= dict(choose=choose, right=examples)
-    judge |= {name: about_words(*new) for name, new in COPIES.items()}
     found |= dict(before=evaluate_bits(model, tokenizer), ways={})
     for replay in (0.0, 0.25):  # the part of the rows that is the old text
-        place, way = (config, str(start), folder, f"chat-{replay}"), WAYS["answers"] | dict(replay=replay)
+        place, way = (config, start, folder, f"chat-{replay}"), WAYS["answers"] | dict(replay=replay)
         rates = args.rates or (0.1, 0.3, 1.0, 2.0)
         grid = tune(lambda rate: tuned_run(*place, rate, 1, args.steps, judge, **way), rates)
         best = best_of(grid)
@@ -444,23 +452,18 @@ def part_laptop(args, folder: Path) -> dict:
 def part_words(args, folder: Path) -> dict:
     "The preset's model fine-tuned with many or few different words, at one rate: does it copy new ones?"
     config = laptop_config(folder)
-    start = folder / "laptop-start"
-    if not start.exists():
-        make_chat_base(args.base, start)
-    judge = dict(conversations=lambda seed: make_conversations(20_000, seed), rows=args.rows)
-    judge |= dict(choose=make_examples(160, 901, "test"), right=make_examples(400, 902, "test"))
-    judge |= {name: about_words(*new) for name, new in COPIES.items()}
+    start, _ = laptop_start(args, config, folder)
+    judge, way = laptop_judge(args), WAYS["answers"] | dict(replay=0.0)
     found = dict(steps=args.steps, rows=args.rows, words={}, runs=[])
     for least in (200, 10):
         drawn = words(least)
         found["words"][least] = len(drawn)
         name = "chat-0.0" if least == 200 else f"words-{least}"  # as in the part laptop
+        place = (config, start, folder, name)
         with patch("tinygpt.finetune.tasks.words", lambda drawn=drawn: drawn):
             for seed in range(1, args.seeds + 1):
-                place, way = (config, str(start), folder, name), WAYS["answers"] | dict(replay=0.0)
-                found["runs"].append(
-                    dict(least=least) | tuned_run(*place, 1.0, seed, args.steps, judge, **way)
-                )
+                run = tuned_run(*place, 1.0, seed, args.steps, judge, **way)
+                found["runs"].append(dict(least=least) | run)
     return found
 
 

@@ -116,11 +116,8 @@ VARIANTS = {
     "online": replace(RECIPE, group=1, baseline="none"),
     "batch": replace(RECIPE, group=1, baseline="batch"),
 }
-IMITATIONS = {
-    "rejection": None,
-    "narrow": QUESTIONS,
-    "gentle": None,
-}  # questions of a step; None: as it comes
+# questions of a step; None: as it comes
+IMITATIONS = {"rejection": None, "narrow": QUESTIONS, "gentle": None}
 TUNED = ("groups", "rejection", "none", "GRPO", "wide", "online", "batch", "narrow")
 
 
@@ -128,17 +125,19 @@ class Pool:
     "A loader over given answers: each step takes some of them at random. Used for right answers only."
 
     def __init__(self, run, answers: list[Answer], rows: int, questions: int | None):
-        self.run, self.answers, self.rows, self.questions, self.step = run, answers, rows, questions, 0
-        self.groups = {}
-        for answer in answers:
-            self.groups.setdefault(tuple(answer.prompt), []).append(answer)
+        self.run, self.rows, self.questions, self.step = run, rows, questions, 0
+        self.groups = [answers]
+        if questions is not None:
+            by_question = {}
+            for answer in answers:
+                by_question.setdefault(tuple(answer.prompt), []).append(answer)
+            self.groups = [*by_question.values()]
 
     def __next__(self):
-        rng, pool = random.Random(f"{self.run.config.run.seed} {self.step}"), self.answers
+        rng, groups = random.Random(f"{self.run.config.run.seed} {self.step}"), self.groups
         if self.questions is not None:
-            pool = [
-                answer for group in rng.sample([*self.groups.values()], self.questions) for answer in group
-            ]
+            groups = rng.sample(groups, self.questions)
+        pool = [answer for group in groups for answer in group]
         answers = [rng.choice(pool) for _ in range(self.rows)]
         self.step += 1
         longest = max(len(a.prompt) + len(a.new) for a in answers) - 1

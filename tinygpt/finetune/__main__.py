@@ -137,9 +137,8 @@ def run_options(
         told = f"replay = {options.replay} gives no row of old text: batch_size = {rows}"
         told = f"{told}, processes = {world.world_size}"
         if resume:  # what is kept is 0 where there were no such rows
-            raise UserError(
-                f"resume: {told}; this run has some: go on with as many processes as it began with"
-            )
+            remedy = "go on with as many processes as it began with, and as many rows"
+            raise UserError(f"resume: {told}; this run has some: {remedy}")
         if world.is_main:
             print(f"note: {told}", file=sys.stderr)
         options.replay = 0.0  # a resumed run has none either, on however many processes
