@@ -326,6 +326,19 @@ def test_a_gpt_with_chunked_loss_and_checkpoints_trains_the_same(variant):
     assert max((a - b).abs().max() for a, b in zip(before, after)) < 1e-12
 
 
+def test_a_mask_reaches_attention_through_checkpoints_and_chunked_loss():
+    model = make().double()
+    x, y = batch()
+    mask = torch.rand(len(x), 1, x.shape[1], x.shape[1]) < 0.5
+    wanted = model(x, y, mask=mask)[1]
+    want = torch.autograd.grad(wanted, list(model.parameters()))
+    assert abs(wanted - model(x, y)[1]) > 1e-6
+    loss = ChunkedLossGPT(checkpoint_blocks(model), chunk=7)(x, y, mask=mask)[1]
+    got = torch.autograd.grad(loss, list(model.parameters()))
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-9)
+    assert max((a - b).abs().max() for a, b in zip(got, want)) < 1e-12
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_wrapper_follows_the_models_own_forward(variant):
     model = make(variant).double()

@@ -17,6 +17,7 @@ from tinygpt.attention import (
     fastest_attention,
     fused_attention,
     naive_attention,
+    same_document,
     tiled_attention,
     tiled_forward,
 )
@@ -573,6 +574,14 @@ def test_a_mask_of_all_true_or_of_zeros_changes_nothing(impl):
     for mask in (torch.ones(5, 9, dtype=torch.bool), torch.zeros(9, dtype=torch.float64)):
         same = attention(q, k, v, window=4, impl=impl)
         torch.testing.assert_close(attention(q, k, v, window=4, impl=impl, mask=mask), same)
+
+
+def test_the_mask_of_documents_is_true_where_two_tokens_have_one_number():
+    document = torch.tensor([[0, 0, 1, 1, 0], [7, -1, -1, 7, 2]])
+    mask = same_document(document)
+    assert mask.shape == (2, 1, 5, 5) and mask.dtype == torch.bool
+    for row, numbers in zip(mask[:, 0].tolist(), document.tolist()):
+        assert row == [[a == b for b in numbers] for a in numbers]
 
 
 @pytest.mark.parametrize(

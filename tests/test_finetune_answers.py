@@ -15,6 +15,8 @@ from tinygpt.finetune.answers import (
     ReplayLoader,
     answers_objective,
     ask,
+    count_answers,
+    document_loss,
     encode_conversations,
     exact_match,
     fill_rows,
@@ -103,6 +105,39 @@ def test_the_loss_is_cross_entropy_of_the_answers_tokens_computed_one_by_one(mod
     assert loss == pytest.approx(sum(wanted) / len(wanted), rel=1e-5)
 
 
+@pytest.mark.parametrize("impl", ["fused", "naive"])
+def test_with_the_mask_packed_conversations_train_as_if_each_were_alone(model, impl):
+    module = GPT(model.config).double().set_attention(impl)
+    module.load_state_dict(model.state_dict())
+    each = loader(document_mask=True)
+    for _ in range(3):
+        x, y = next(each)
+        assert y.shape == (4, T, 2) and (y[..., 1].amax(1) >= 2).all()  # three to a row, or more
+        loss = document_loss(module, x, y)
+        got = torch.autograd.grad(loss, list(module.parameters()))
+        alone, counted = 0, 0
+        for messages_ids in conversations_in(x, y[..., 0]):
+            ids = [TOKENIZER.eot, *messages_ids]
+            answer = ids.index(TOKENIZER.special["<|assistant|>"]) + 1
+            targets = torch.tensor([[-100] * (answer - 1) + ids[answer:]])
+            logits = module(torch.tensor([ids[:-1]]))[0]
+            alone = alone + F.cross_entropy(logits[0], targets[0], ignore_index=-100, reduction="sum")
+            counted += len(ids) - answer
+        assert count_answers(y) == counted
+        assert loss.item() == pytest.approx(alone.item(), rel=1e-6)
+        want = torch.autograd.grad(alone, list(module.parameters()))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)  # RoPE's table is in float32
+        assert abs(module(x, y[..., 0], reduction="sum")[1].item() - alone.item()) > 0.01  # without it
+
+
+def test_each_token_of_a_packed_row_has_the_number_of_its_conversation():
+    x, y = next(loader(document_mask=True))
+    for ids, numbers in zip(x, y[..., 1]):
+        held = numbers >= 0
+        starts = (ids[held] == TOKENIZER.eot).cumsum(0) - 1  # an eot stands where a conversation begins
+        assert torch.equal(numbers[held], starts)
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_an_epoch_holds_each_conversation_once_and_the_next_one_has_another_order(packed):
     each = loader(packed=packed, batch_size=1)
@@ -123,15 +158,17 @@ def test_rows_are_filled_in_order_and_never_beyond_their_length():
     assert fill_rows(encoded, [0, 1, 2, 3, 4, 5], 9, packed=True) == [[0, 1], [2], [3, 4], [5]]
     assert fill_rows(encoded, [5, 4, 3], 9, packed=True) == [[5, 4], [3]]
     assert fill_rows(encoded, [0, 1], 9, packed=False) == [[0], [1]]
-    tokens, targets = lay_out([([1, 2], [False, True]), ([3], [True])], [[0, 1], [1]], 4)
+    tokens, targets, document = lay_out([([1, 2], [False, True]), ([3], [True])], [[0, 1], [1]], 4)
     assert tokens.tolist() == [[1, 2, 3, -100], [3, -100, -100, -100]]
     assert targets.tolist() == [[-100, 2, 3, -100], [3, -100, -100, -100]]
+    assert document.tolist() == [[0, 0, 1, -100], [0, -100, -100, -100]]
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_ranks_share_the_batch_and_any_batch_can_be_gone_on_from(packed):
-    alone = loader(packed=packed)
-    ranks = [loader(packed=packed, rank=r, world_size=2) for r in range(2)]
+@pytest.mark.parametrize("packed, masked", [(True, False), (False, False), (True, True)])
+def test_ranks_share_the_batch_and_any_batch_can_be_gone_on_from(packed, masked):
+    how = dict(packed=packed, document_mask=masked)
+    alone = loader(**how)
+    ranks = [loader(**how, rank=r, world_size=2) for r in range(2)]
     states, batches = [], []
     for _ in range(14):  # over the edge of an epoch
         states.append(alone.state_dict())
@@ -142,7 +179,7 @@ def test_ranks_share_the_batch_and_any_batch_can_be_gone_on_from(packed):
             assert torch.equal(whole, torch.cat(pieces))
     assert alone.epoch > 0
     for state, batch in zip(states, batches):
-        again = loader(packed=packed)
+        again = loader(**how)
         again.load_state_dict(state)
         assert all(map(torch.equal, next(again), batch))
 
@@ -158,7 +195,8 @@ def test_padded_rows_are_as_long_as_the_longest_rounded_up():
 
 def test_a_checkpoint_of_other_conversations_or_another_order_is_refused():
     state = loader().state_dict()
-    for other in (loader(TALK[:-1]), loader(seed=1), loader(packed=False)):
+    others = (loader(TALK[:-1]), loader(seed=1), loader(packed=False), loader(document_mask=True))
+    for other in others:
         with pytest.raises(UserError, match="resume: the conversations.*give the same again"):
             other.load_state_dict(state)
 
@@ -260,28 +298,47 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_a_run_begins_with_the_loss_of_the_answers_and_brings_it_down(chat_config, model):
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_run_begins_with_the_loss_of_the_answers_and_brings_it_down(chat_config, model, masked):
     chat_config.optim = replace(chat_config.optim, max_steps=25)
-    result = finetune(chat_config, TALK, progress="none")
+    result = finetune(chat_config, TALK, document_mask=masked, progress="none")
     x, y = next(loader(seed=chat_config.run.seed))
+    mask = None
+    if masked:
+        document = (x == TOKENIZER.eot).cumsum(1)
+        mask = (document[:, :, None] == document[:, None, :])[:, None]
     with torch.no_grad():
-        logits = model(x)[0].double()
+        logits = model(x, mask=mask)[0].double()
     first = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-100).item()
-    assert result.losses[0] == pytest.approx(first, rel=1e-4)
+    assert result.losses[0] == pytest.approx(first, rel=1e-5)
     assert result.losses[-1] < 0.5 * first
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_and_asks_at_each_validation(chat_config):
+@pytest.mark.parametrize(
+    "how, runs", [({}, False), (dict(document_mask=False), True), (dict(packed=False), True)]
+)
+def test_an_implementation_that_takes_no_mask_is_told_before_the_run(chat_config, how, runs):
+    chat_config.system = replace(chat_config.system, attention="tiled")
+    if runs:
+        assert finetune(chat_config, TALK, **how, progress="none").steps == 6
+    else:
+        with pytest.raises(UserError, match="attention = tiled takes no mask.*or --no-document-mask"):
+            finetune(chat_config, TALK, **how, progress="none")
+        assert not chat_config.folder.exists()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_stopped_run_goes_on_as_if_it_had_not_and_asks_at_each_validation(chat_config, packed):
     examples = [Example("say", TALK[0][:1], TALK[0][1]["content"])]
     chat_config.eval = replace(chat_config.eval, eval_every=2, save_every=2)
-    whole = finetune(chat_config, TALK, examples, packed=False, progress="none")
+    whole = finetune(chat_config, TALK, examples, packed=packed, progress="none")
     assert set(whole.figures) == {"right_all", "right_say"}
     checkpoints = sorted((whole.run / "checkpoints").iterdir())
     for late in checkpoints[1:]:
         for file in late.iterdir():
             file.unlink()
         late.rmdir()
-    again = finetune(chat_config, TALK, examples, packed=False, resume=True, progress="none")
+    again = finetune(chat_config, TALK, examples, packed=packed, resume=True, progress="none")
     assert torch.equal(weights(whole.model), weights(again.model))
     assert again.losses == whole.losses[-len(again.losses) :] and again.steps == 6
 
@@ -323,6 +380,13 @@ def test_old_text_stands_below_the_answers_and_all_of_it_counts(packed):
     assert all(torch.equal(a, b) for a, b in zip(next(again), expected))
     again.close()
     assert again.text.closed
+
+
+def test_a_row_of_old_text_is_read_as_the_base_read_it_whatever_documents_it_holds():
+    both, alone = ReplayLoader(loader(document_mask=True), Counting()), loader(document_mask=True)
+    (x, y), (_, answers_y) = next(both), next(alone)
+    assert torch.equal(y[:4], answers_y) and torch.equal(y[4:, :, 0], x[4:] + 1)
+    assert (y[4:, :, 1] == y[4:, :1, 1]).all()
 
 
 @pytest.mark.parametrize(

@@ -76,12 +76,28 @@ def test_a_base_becomes_a_chat_model_and_a_stopped_run_goes_on_exactly(base, cha
     whole = weights(run)
     drop_later(run, 2)
     capsys.readouterr()
-    for flag, value in (("--replay", "0.5"), ("--train-on", "all"), ("--data", "tasks")):
-        assert main(["--resume", str(run), flag, value]) == 2
-        assert f"leave {flag} out" in capsys.readouterr().err
+    for flag, *value in (
+        ("--replay", "0.5"),
+        ("--train-on", "all"),
+        ("--data", "tasks"),
+        ("--no-document-mask",),
+    ):
+        assert main(["--resume", str(run), flag, *value]) == 2
+        assert f"leave {flag.replace('no-', '')} out" in capsys.readouterr().err
     assert main(["--resume", str(run)]) == 0
     assert torch.equal(weights(run), whole)
     assert "python -m tinygpt.finetune --resume" in (run / "report.md").read_text()
+
+
+def test_a_run_from_before_there_was_a_mask_goes_on_without_one(base, chats, capsys):
+    assert call(base, "--data", chats, "--keep", 9, "--no-document-mask") == 0, capsys.readouterr().err
+    run = base.with_name("base-chat")
+    whole, kept = weights(run), json.loads((run / "objective.json").read_text())
+    assert kept["settings"].pop("document_mask") is False
+    (run / "objective.json").write_text(json.dumps(kept))
+    drop_later(run, 2)
+    assert main(["--resume", str(run)]) == 0, capsys.readouterr().err
+    assert torch.equal(weights(run), whole)
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tinygpt.attention import same_document
 from tinygpt.data.tokens import load_corpus
 from tinygpt.init import init_weights
 from tinygpt.model import (
@@ -317,6 +318,19 @@ def test_with_a_cache_the_logits_are_those_without_whatever_the_pieces(name, cut
         pieces = [model(idx[:, a:b], cache=cache)[0] for a, b in zip(edges, edges[1:])]
         torch.testing.assert_close(torch.cat(pieces, 1), model(idx)[0], rtol=1e-9, atol=1e-9)
     assert cache.length == 24
+
+
+def test_with_a_mask_a_document_in_a_row_has_the_logits_that_it_has_alone():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig.llama(vocab_size=50, block_size=16, n_layer=3, n_head=4, n_kv_head=2, n_embd=32))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)  # far from the small first weights: attention has a say
+    documents = [torch.randint(50, (1, n)) for n in (5, 4, 7)]  # RoPE: a document's place does not count
+    number = torch.tensor([[0] * 5 + [1] * 4 + [2] * 7])
+    alone = torch.cat([model(document)[0] for document in documents], dim=1)
+    row = torch.cat(documents, dim=1)
+    torch.testing.assert_close(model(row, mask=same_document(number))[0], alone, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(model(row)[0][:, 5:], alone[:, 5:], atol=0.1)
 
 
 def test_the_cache_holds_key_heads_not_query_heads_and_says_when_it_is_full():

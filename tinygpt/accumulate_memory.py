@@ -29,16 +29,16 @@ class _Twice:
     def __reduce__(self):  # of copy and pickle: the copy belongs to the copied block
         return _Twice, (self.block(),)
 
-    def __call__(self, x, rope=None, cache=None):
+    def __call__(self, x, rope=None, cache=None, mask=None):
         block = self.block()
         forward = functools.partial(type(block).forward, block)
         if cache is not None or not (block.training and torch.is_grad_enabled()):
-            return forward(x, rope, cache)
-        return checkpoint(forward, x, rope, use_reentrant=False)
+            return forward(x, rope, cache, mask)
+        return checkpoint(forward, x, rope, None, mask, use_reentrant=False)
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #wrap
 def checkpoint_blocks(
-    model: nn.Module,  # its blocks are in `model.h`; block(x, rope, cache) -> x
+    model: nn.Module,  # its blocks are in `model.h`; block(x, rope, cache, mask) -> x
     enabled: bool = True,  # False takes it off again
 ) -> nn.Module:  # the same model, changed in place
     """Keep only each block's input for the backward, which runs the block's forward again.
@@ -180,9 +180,10 @@ class ChunkedLossGPT(nn.Module):
         idx: torch.Tensor,  # (B, T) int64
         targets: torch.Tensor,  # (B, T) int64; -100 is not counted
         reduction: str = "mean",
+        mask: torch.Tensor | None = None,  # as for the GPT
     ) -> tuple[None, torch.Tensor]:
         config = self.model.config
-        features = self.model.features(idx)
+        features = self.model.features(idx, mask=mask)
         head = (self.model.lm_head or self.model.wte).weight
         loss = chunked_cross_entropy(
             features, head, targets, config.vocab_size, config.logit_softcap, reduction, self.chunk

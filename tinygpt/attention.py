@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AttentionImpl', 'IMPLEMENTATIONS', 'NAIVE_TO', 'visible', 'last_positions', 'naive_attention', 'tiled_forward',
-           'tiled_backward', 'tiled_attention', 'fused_attention', 'attention', 'fastest_attention']
+           'tiled_backward', 'tiled_attention', 'fused_attention', 'attention', 'same_document', 'fastest_attention']
 
 # %% ../nbs/04_attention.ipynb #imports
 import math
@@ -363,6 +363,13 @@ def attention(
         raise UserError(f"impl = {impl!r} is not an attention implementation: {hint}choose one of {names}")
     more = {} if mask is None else {"mask": mask}
     return IMPLEMENTATIONS[impl](q, k, v, causal, window, dropout, **more)
+
+# %% ../nbs/04_attention.ipynb #same-document
+def same_document(
+    document: torch.Tensor,  # (B, T): the number of the document that each token of a row is from
+) -> torch.Tensor:  # (B, 1, T, T) bool
+    "A mask for `attention`: True where query and key are of one document, later keys too."
+    return document[:, None, :, None] == document[:, None, None, :]
 
 # %% ../nbs/04_attention.ipynb #fastest
 NAIVE_TO = {  # (format, with dropout): rows up to so many tokens are faster by the plain formula, on a CPU

@@ -204,6 +204,7 @@ class Attention(nn.Module):
         x: torch.Tensor,  # (B, T, C)
         rope: torch.Tensor | None = None,  # (2, T, head_dim / 2); of each row: (2, B, 1, T, head_dim / 2)
         cache: KVCache | None = None,  # of the tokens before x
+        mask: torch.Tensor | None = None,  # (B or 1, 1, T, S) bool, see `GPT.forward`
     ) -> torch.Tensor:  # (B, T, C)
         c = self.config
         if rope is None and c.position == "rope":
@@ -219,10 +220,8 @@ class Attention(nn.Module):
         if c.qk_norm:
             q = F.rms_norm(q, (c.head_dim,), eps=c.norm_eps)
             k = F.rms_norm(k, (c.head_dim,), eps=c.norm_eps)
-        mask = None
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-            mask = cache.mask
         dropout = c.dropout if self.training else 0.0
         y = attention(q, k, v, dropout=dropout, mask=mask, impl=self.impl)  # (B, n_head, T, head_dim)
         return drop(self.c_proj(y.transpose(1, 2).reshape(B, T, C)), c.dropout, self.training)
@@ -269,8 +268,8 @@ class Block(nn.Module):
         self.ln_2 = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x, rope=None, cache=None):  # (B, T, C) -> (B, T, C)
-        x = x + self.attn(self.ln_1(x), rope, cache)
+    def forward(self, x, rope=None, cache=None, mask=None):  # (B, T, C) -> (B, T, C)
+        x = x + self.attn(self.ln_1(x), rope, cache, mask)
         return x + self.mlp(self.ln_2(x))
 
 # %% ../nbs/06_model.ipynb #loss
@@ -441,7 +440,7 @@ class GPT(nn.Module):
             self.rope.copy_(rope_table(self.config.block_size, self.config.head_dim, self.config.rope_theta))
         return self
 
-    def features(self, idx, cache=None):  # idx and cache as in forward
+    def features(self, idx, cache=None, mask=None):  # as in forward
         "(B, T, C): all of the model but its head."
         c, T = self.config, idx.shape[1]
         start = 0 if cache is None else cache.length
@@ -457,8 +456,10 @@ class GPT(nn.Module):
         x = drop(x, c.dropout, self.training)
         # (2, 1 or B, 1, T, head_dim / 2): the same for all heads
         rope = self.rope[:, places][:, :, None] if c.position == "rope" else None
+        if cache is not None and mask is None:
+            mask = cache.mask
         for block in self.h:
-            x = block(x, rope, cache)
+            x = block(x, rope, cache, mask)
         if cache is not None:
             cache.length += T
         return self.ln_f(x)
@@ -469,13 +470,15 @@ class GPT(nn.Module):
         targets: torch.Tensor | None = None,  # (B, T) int64: the token that follows each; -100 is not counted
         cache: KVCache | None = None,  # what came before idx; it is extended by idx
         reduction: Literal["mean", "sum", "none"] = "mean",  # of the loss, see `token_loss`
+        # bool, spreads to (B, n_head, T, S): False hides a key besides the later ones; None: the cache's own
+        mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits (B, T, vocab_size), and the loss where there are targets.
 
         The gradient comes through the loss then, and not through the logits.
         """
         c, V = self.config, self.config.vocab_size
-        x = self.features(idx, cache)  # (B, T, C)
+        x = self.features(idx, cache, mask)  # (B, T, C)
         head = (self.lm_head or self.wte).weight  # (padded V, C)
         # the padding ends here: on a GPU after the product, whose tiles it fills;
         # on the CPU before (for 65 characters a third faster)

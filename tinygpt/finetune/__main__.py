@@ -9,7 +9,7 @@ __all__ = ['STEPS', 'ROWS', 'REPLAY', 'RATE_FACTOR', 'ELSEWHERE_RATE', 'finetune
 # %% ../../nbs/more/22_finetune_command.ipynb #imports
 import sys
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -60,6 +60,8 @@ class Options:
     """how many held-out questions each validation asks; 0: none"""
     packed: bool = True
     """as many conversations to a row as fit; else one"""
+    document_mask: bool = True
+    """conversations that share a row do not see each other"""
     train_on: Literal["answers", "all"] = "answers"
     """whose tokens count: the assistant's, or everybody's"""
     replay: float | None = None
@@ -69,13 +71,14 @@ class Options:
     """go on with the run in this folder, from its newest good checkpoint"""
     overwrite: bool = False
     """delete an earlier run of the same name"""
+    BEFORE: ClassVar = dict(document_mask=False)
 
 
 def parse_arguments(
     argv: list[str],  # without the program's name
 ) -> Options:
     "The arguments of a fine-tuning run. UserError for what cannot be meant."
-    kept = ("data", "conversations", "packed", "train_on", "replay")
+    kept = ("data", "conversations", "packed", "document_mask", "train_on", "replay")
     least = dict(conversations=1, questions=0)
     options = stage_options(argv, Options, finetune_config, "tinygpt.finetune", kept, **least)
     config = options.train
@@ -142,7 +145,8 @@ def run_options(
         if world.is_main:
             print(f"note: {told}", file=sys.stderr)
         options.replay = 0.0  # a resumed run has none either, on however many processes
-    how = dict(packed=options.packed, train_on=options.train_on, replay=options.replay)
+    names = ("packed", "document_mask", "train_on", "replay")
+    how = {name: getattr(options, name) for name in names}
     objective = answers_objective(conversations, examples, **how)
     objective = replace(objective, settings=own_settings(options))
     return train(config, resume=resume, overwrite=options.overwrite, objective=objective)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Encoded', 'encode_conversations', 'fill_rows', 'lay_out', 'AnswerLoader', 'write_rows', 'ask', 'ExactMatch',
-           'exact_match', 'ReplayLoader', 'replay_rows', 'right_shares', 'answers_objective', 'finetune']
+           'exact_match', 'ReplayLoader', 'replay_rows', 'right_shares', 'document_loss', 'count_answers',
+           'answers_objective', 'finetune']
 
 # %% ../../nbs/22_finetune.ipynb #imports
 import hashlib
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..attention import same_document
 from ..data.windows import check_ranks, permute, to_batch
 from ..evaluate.tasks import wilson_interval
 from .tasks import Example, is_right
@@ -78,20 +80,25 @@ def lay_out(
     encoded: list[Encoded],
     rows: list[list[int]],  # numbers of conversations, of each row
     width: int,  # tokens of each row; what is left over is padding
-) -> tuple[np.ndarray, np.ndarray]:
-    "(the tokens, -100 where there is none; the targets, -100 where none counts): (rows, width) int64 each."
-    tokens = np.full((len(rows), width), -100, dtype=np.int64)
-    targets = np.full((len(rows), width), -100, dtype=np.int64)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(tokens, targets, the place in its row of the conversation that each token is from).
+
+    (rows, width) int64 each, and -100 where there is none.
+    """
+    tokens, targets, document = np.full((3, len(rows), width), -100, dtype=np.int64)
     for r, row in enumerate(rows):
         ids = [token for i in row for token in encoded[i][0]]
         mask = [counts for i in row for counts in encoded[i][1]]
         tokens[r, : len(ids)] = ids
         targets[r, : len(ids)] = np.where(mask, ids, -100)
-    return tokens, targets
+        document[r, : len(ids)] = np.repeat(np.arange(len(row)), [len(encoded[i][0]) for i in row])
+    return tokens, targets, document
 
 # %% ../../nbs/22_finetune.ipynb #loader
 class AnswerLoader:
     """Endless (x, y), each (rows of this rank, T) int64 on `device`; y is -100 where no answer stands.
+
+    With `document_mask` y is (rows, T, 2): the targets, and the number of each token's conversation.
 
     In an epoch each conversation is given once, in an order that follows from (seed, epoch). The state is the
     epoch and the row in it, the same for any number of ranks. T is block_size where rows are packed; else the
@@ -108,13 +115,14 @@ class AnswerLoader:
         rank: int = 0,
         world_size: int = 1,
         device="cpu",
+        document_mask: bool = False,  # tell which conversation each token is from
     ):
         self.mine = check_ranks(batch_size, rank, world_size)
         self.encoded, self.batch_size, self.block_size = encoded, batch_size, block_size
-        self.packed, self.seed = packed, seed
+        self.packed, self.seed, self.document_mask = packed, seed, document_mask
         self.device = torch.device(device)
-        held = repr((encoded, packed, block_size, seed)).encode()
-        self.fingerprint = hashlib.sha256(held).hexdigest()[:16]
+        held = repr((encoded, packed, block_size, seed, *(["document_mask"] if document_mask else [])))
+        self.fingerprint = hashlib.sha256(held.encode()).hexdigest()[:16]
         self.epoch, self.row = 0, 0  # where the next batch begins
         self.rows = self.rows_of(0)  # of the epoch
 
@@ -137,9 +145,11 @@ class AnswerLoader:
             batch += taken
             self.row += len(taken)
         width = self.block_size + 1 if self.packed else self.width(batch)
-        tokens, targets = lay_out(self.encoded, batch[self.mine], width)
+        tokens, targets, document = lay_out(self.encoded, batch[self.mine], width)
         x, _ = to_batch(tokens, self.device)
         _, y = to_batch(targets, self.device)
+        if self.document_mask:
+            y = torch.stack([y, torch.from_numpy(document[:, :-1]).to(self.device)], -1)
         return x, y
 
     def width(self, batch: list[list[int]]) -> int:
@@ -154,7 +164,7 @@ class AnswerLoader:
         "Go on after the batch at which `state` was taken. UserError if it is of other conversations."
         if state["data"] != self.fingerprint:
             raise UserError(
-                "resume: the conversations, their packing or the seed are not those of the checkpoint: "
+                "resume: the conversations, their packing, mask or seed are not those of the checkpoint: "
                 "give the same again"
             )
         self.epoch, self.row = state["epoch"], state["row"]
@@ -241,7 +251,7 @@ def exact_match(
 class ReplayLoader:
     """Endless (x, y): the rows of `answers`, and below them rows of text, where every token is a target.
 
-    The state is that of both loaders.
+    A row of text is one document for the mask, as it was when the base read it. The state is that of both.
     """
 
     def __init__(
@@ -257,7 +267,10 @@ class ReplayLoader:
     def __next__(self):
         (x, y), (old_x, old_y) = next(self.answers), next(self.text)
         T = x.shape[1]  # rows of answers that are not packed may be shorter
-        return torch.cat([x, old_x[:, :T]]), torch.cat([y, old_y[:, :T]])
+        old_x, old_y = old_x[:, :T], old_y[:, :T]
+        if self.answers.document_mask:
+            old_y = torch.stack([old_y, torch.zeros_like(old_y)], -1)
+        return torch.cat([x, old_x]), torch.cat([y, old_y])
 
     def state_dict(self) -> dict:
         return {"answers": self.answers.state_dict(), "text": self.text.state_dict()}
@@ -295,39 +308,65 @@ def right_shares(
     return {f"right_{task}": result.share for task, result in found.items()}
 
 
+def document_loss(
+    module: torch.nn.Module,  # a GPT, or what trains one
+    x: torch.Tensor,  # (B, T) int64
+    y: torch.Tensor,  # (B, T, 2) int64, from a loader with `document_mask`
+) -> torch.Tensor:  # 0-d
+    "The sum of the losses, where no token sees another conversation of its row."
+    targets, document = y.unbind(-1)
+    return module(x, targets, reduction="sum", mask=same_document(document))[1]
+
+
+def count_answers(
+    y: torch.Tensor,  # (B, T, 2) int64, from a loader with `document_mask`
+) -> torch.Tensor:  # 0-d int64
+    "How many targets count."
+    return (y[..., 0] != -100).sum()
+
+
 def answers_objective(
     conversations: list[list[dict]],  # messages of each, to train on
     examples: list[Example] = (),  # held-out questions; each validation asks them
     packed: bool = True,  # as many conversations to a row as fit; else one
+    document_mask: bool = True,  # conversations that share a row do not see each other
     train_on: Literal["answers", "all"] = "answers",  # whose tokens are targets
     replay: float = 0.0,  # the part of the rows that is the text of config.data instead
 ) -> Objective:
     "What `train` needs to train on answers. The run's model has to know the template's tokens."
+    masked = packed and document_mask
 
     def loader(run: Run) -> AnswerLoader | ReplayLoader:
         d, T = run.config.data, run.config.model.block_size
         if examples and run.parallel.name == "fsdp":
             told = "parallel = fsdp spreads the weights, and a model that answers needs them whole"
             raise UserError(f"{told}: take zero or ddp")
+        impl = run.model.h[0].attn.impl
+        if masked and impl not in ("naive", "fused"):
+            told = f"attention = {impl} takes no mask, and conversations that share a row need one"
+            raise UserError(f"{told}: take fused, or --no-document-mask")
         encoded = encode_conversations(run.data.tokenizer, conversations, T, train_on)
         place = dict(rank=run.world.rank, world_size=run.world.world_size, device=run.policy.device)
+        place |= dict(document_mask=masked)
         old = replay_rows(replay, d.batch_size, run.world.world_size)
         answers = AnswerLoader(encoded, d.batch_size - old, T, packed, run.config.run.seed, **place)
         return ReplayLoader(answers, next_token_loader(run, old)) if old else answers
 
     judge = partial(right_shares, examples=examples) if examples else None
-    return Objective(loader=loader, judge=judge, command="tinygpt.finetune")
+    loss = dict(loss_fn=document_loss, count=count_answers) if masked else {}
+    return Objective(loader=loader, judge=judge, command="tinygpt.finetune", **loss)
 
 # %% ../../nbs/22_finetune.ipynb #finetune
 def finetune(
     config: TrainConfig,  # its init_from names a model with a chat tokenizer (`make_chat_base`)
     conversations: list[list[dict]],  # messages of each, to train on
     examples: list[Example] = (),  # held-out questions; each validation asks them
-    packed: bool = True,
+    packed: bool = True,  # these four: see `answers_objective`
+    document_mask: bool = True,
     train_on: Literal["answers", "all"] = "answers",
     replay: float = 0.0,
     **how,  # resume, overwrite, progress: as for `train`
 ) -> TrainResult:
     "Train on the answers of conversations. UserError, before anything is written, for what cannot work."
-    objective = answers_objective(conversations, examples, packed, train_on, replay)
+    objective = answers_objective(conversations, examples, packed, document_mask, train_on, replay)
     return train(config, objective=objective, **how)
