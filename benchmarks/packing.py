@@ -22,9 +22,8 @@ from bisect import bisect_left, insort
 import numpy as np
 import torch
 from data_machine import save
-from document_mask import MaskedAttention, losses, pack_alone, same_document
+from document_mask import documents, everything, losses, masked_step, pack_alone
 
-from tinygpt.accumulate import train_step
 from tinygpt.adamw import adamw_groups, make_adamw
 from tinygpt.data.pack import pack_best_fit
 from tinygpt.data.tokens import load_corpus
@@ -116,19 +115,11 @@ def make_batches(way: str, train, args, seed: int):
     return ShardLoader(train, args.rows, args.block_size, seed, shuffle=way == "each once, shuffled")
 
 
-def causal(idx: torch.Tensor) -> torch.Tensor:
-    T = idx.shape[1]
-    return torch.ones(T, T).tril().bool()
-
-
 def train_model(config: GPTConfig, way: str, train, eot: int, rate: float, seed: int, args):
     "(model, counted targets, seconds of CPU): the model, trained in this way."
     torch.manual_seed(seed)
     model = GPT(config)
     masked = way == "the same, with a mask"
-    if masked:
-        for block in model.h:
-            block.attn.__class__ = MaskedAttention
     optimizer, _ = make_adamw(adamw_groups(model, rate))
     warmup = max(1, round(WARMUP * args.steps))
     schedule = make_schedule("trapezoid", args.steps, warmup_steps=warmup, final=0.02, cooldown=0.5)
@@ -139,9 +130,7 @@ def train_model(config: GPTConfig, way: str, train, eot: int, rate: float, seed:
         x, y = next(batches)
         for group in optimizer.param_groups:
             group["lr"] = rate * schedule(step)
-        if masked:
-            MaskedAttention.see = same_document(x, eot)
-        train_step(model, optimizer, x, y, clip=1.0)
+        masked_step(model, optimizer, x, y, documents(x, eot) if masked else None)
         counted += int((y >= 0).sum())
     return model, counted, time.process_time() - start
 
@@ -151,10 +140,10 @@ def judge(model: GPT, way: str, val: list[np.ndarray], T: int, eot: int) -> dict
     masked = way == "the same, with a mask"
     docs = [doc[1:].tolist() for doc in val]
     x, y = pack_alone(docs, eot, T)
-    alone = losses(model, x, y, causal)
+    alone = losses(model, x, y, everything)
     rows = torch.from_numpy(concat(val, T).astype(np.int64))
     x2, y2 = rows[:, :-1].clamp(min=0), rows[:, 1:].contiguous()
-    packed = losses(model, x2, y2, (lambda idx: same_document(idx, eot)) if masked else causal)
+    packed = losses(model, x2, y2, (lambda idx: documents(idx, eot)) if masked else everything)
     return dict(
         alone=(alone.sum() / (y != -100).sum()).item(), packed=(packed.sum() / (y2 != -100).sum()).item()
     )
