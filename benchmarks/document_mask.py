@@ -105,25 +105,35 @@ def losses(model, x, y, see, rows: int = 64) -> torch.Tensor:
     return torch.cat(out)
 
 
-def make_config(vocab_size: int):
-    "The preset's settings, for a smaller model with longer rows."
+def make_config(vocab_size: int, **shape):
+    "The preset's settings, for a model of this shape."
     config = preset("laptop")
-    config.model = GPTConfig.llama(
-        vocab_size=vocab_size, block_size=256, n_layer=4, n_head=4, n_embd=96, qk_norm=True, init="zero"
-    )
+    config.model = GPTConfig.llama(vocab_size=vocab_size, qk_norm=True, init="zero", **shape)
     return config
+
+
+def begin(config, rate: float, seed: int, steps: int):
+    "(model, optimizer, what sets the rates of a step): the config's rates times `rate`."
+    o = config.optim
+    rates = dict(learning_rate=o.learning_rate * rate, muon_lr=o.muon_lr * rate)
+    torch.manual_seed(seed)
+    model = GPT(config.model)
+    groups = optimizer_groups(replace(config, optim=replace(o, **rates)), model)
+    optimizer, _ = make_optimizer(groups, dtype=torch.float32)
+    top = [group["lr"] for group in optimizer.param_groups]
+    schedule = make_schedule(o.schedule, steps, min(20, steps // 5), o.final_lr, o.cooldown)
+
+    def set_rates(step):
+        for group, lr in zip(optimizer.param_groups, top):
+            group["lr"] = lr * schedule(step)
+
+    return model, optimizer, set_rates
 
 
 def train_model(config, see, rate: float, seed: int, docs, eot: int, args) -> tuple[GPT, float]:
     "A model trained with the mask `see`, and the seconds of CPU that it took."
-    o, T = config.optim, config.model.block_size
-    rates = dict(learning_rate=o.learning_rate * rate, muon_lr=o.muon_lr * rate)
-    config = replace(config, optim=replace(o, **rates))
-    torch.manual_seed(seed)
-    model = GPT(config.model)
-    optimizer, _ = make_optimizer(optimizer_groups(config, model), dtype=torch.float32)
-    top = [group["lr"] for group in optimizer.param_groups]
-    schedule = make_schedule(o.schedule, args.steps, min(20, args.steps // 5), o.final_lr, o.cooldown)
+    T = config.model.block_size
+    model, optimizer, set_rates = begin(config, rate, seed, args.steps)
     rows = []
     generator = torch.Generator().manual_seed(seed)
     while len(rows) < args.steps * args.rows:  # new order in each epoch
@@ -132,8 +142,7 @@ def train_model(config, see, rate: float, seed: int, docs, eot: int, args) -> tu
     start = time.process_time()
     for step in range(args.steps):
         batch = torch.stack(rows[step * args.rows : (step + 1) * args.rows])
-        for group, lr in zip(optimizer.param_groups, top):
-            group["lr"] = lr * schedule(step)
+        set_rates(step)
         x, y = batch[:, :-1], batch[:, 1:].contiguous()
         masked_step(model, optimizer, x, y, see(x))
     return model, time.process_time() - start
@@ -203,7 +212,7 @@ def main():
     tokenizer = BPETokenizer.train(corpus.train, 1024)
     eot = tokenizer.eot
     train, val = paragraphs(corpus.train, tokenizer), paragraphs(corpus.val, tokenizer)
-    config = make_config(tokenizer.n_vocab)
+    config = make_config(tokenizer.n_vocab, block_size=256, n_layer=4, n_head=4, n_embd=96)
     T = config.model.block_size
     packed = pack(train, eot, T, torch.Generator().manual_seed(0))[:, :-1]
     starts = (packed == eot).sum(1).float()
