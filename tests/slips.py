@@ -632,6 +632,13 @@ SLIPS = [
         "t.repeat(1, q.size(1) // t.size(1), 1, 1)",
         "query heads meet the wrong key heads",
     ),
+    Slip(
+        "attention",
+        "same_document",
+        "document[:, None, :, None] == document",
+        "document[:, None, :, None] >= document",
+        "a document sees those before it",
+    ),
     Slip("attention", "naive_attention", "softmax(dim=-1,", "softmax(dim=-2,", "softmax over the queries"),
     Slip(
         "attention",
@@ -823,6 +830,13 @@ SLIPS = [
         "torch.arange(self.length, self.length + T",
         "torch.arange(T",
         "positions begin again with each cached token",
+    ),
+    Slip(
+        "model",
+        "GPT.features",
+        "x = block(x, rope, cache, mask)",
+        "x = block(x, rope, cache)",
+        "the mask does not reach the blocks",
     ),
     Slip("model", "GPT.features", "self.ln_f(x)", "x", "no last norm"),
     Slip(
@@ -1463,6 +1477,20 @@ SLIPS = [
         "(d * grad).to(dtype)",
         "d.to(dtype)",
         "what comes from behind is left out of the gradient",
+    ),
+    Slip(
+        "accumulate_memory",
+        "_Twice.__call__",
+        "checkpoint(forward, x, rope, None, mask,",
+        "checkpoint(forward, x, rope, None, None,",
+        "the block runs without its mask",
+    ),
+    Slip(
+        "accumulate_memory",
+        "ChunkedLossGPT.forward",
+        "self.model.features(idx, mask=mask)",
+        "self.model.features(idx)",
+        "the mask is forgotten",
     ),
     Slip("accumulate_memory", "chunked_cross_entropy", ".sum().clamp(min=1)", ".sum()", "no targets: 0 / 0"),
     # 13
@@ -2643,8 +2671,8 @@ SLIPS = [
     Slip(
         "finetune.answers",
         "ReplayLoader.__next__",
-        "torch.cat([y, old_y[:, :T]])",
-        "torch.cat([y, torch.full_like(old_y[:, :T], -100)])",
+        "torch.cat([y, old_y])",
+        "torch.cat([y, torch.full_like(old_y, -100)])",
         "the old text is read, and nothing of it counts",
     ),
     Slip(
@@ -2674,6 +2702,41 @@ SLIPS = [
         "np.where(mask, ids, -100)",
         "np.where(mask[1:] + [False], ids, -100)",
         "the mask is one place off",
+    ),
+    Slip(
+        "finetune.answers",
+        "lay_out",
+        "np.arange(len(row))",
+        "np.zeros(len(row), dtype=int)",
+        "all conversations of a row have one number",
+    ),
+    Slip(
+        "finetune.answers",
+        "AnswerLoader.__next__",
+        "document[:, :-1]",
+        "document[:, 1:]",
+        "the numbers are those of the targets: the last token of a conversation belongs to the next one",
+    ),
+    Slip(
+        "finetune.answers",
+        "document_loss",
+        "mask=same_document(document)",
+        "mask=None",
+        "the conversations of a row see each other",
+    ),
+    Slip(
+        "finetune.answers",
+        "count_answers",
+        "y[..., 0]",
+        "y",
+        "the numbers of conversations are counted as targets",
+    ),
+    Slip(
+        "finetune.answers",
+        "ReplayLoader.__next__",
+        "torch.zeros_like(old_y)",
+        "old_y",
+        "each token of the old text sees itself only",
     ),
     Slip(
         "finetune.answers",
@@ -2937,6 +3000,13 @@ SLIPS = [
         "Options(config, **own), flags",
         "Options(config), flags",
         "a resumed run forgets what its objective was made of",
+    ),
+    Slip(
+        "run.stage",
+        "stage_start",
+        'getattr(Options, "BEFORE", {}) | own',
+        "own",
+        "an older run goes on with a default that is of today",
     ),
     Slip(
         "run.stage",
