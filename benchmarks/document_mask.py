@@ -176,12 +176,26 @@ def run(config, masked: bool, rate: float, seed: int, train, val, eot: int, args
     return result
 
 
+def tune(loss) -> dict[float, float]:
+    "The loss by rate: of the grid, and of rates beyond it as long as the best one is its edge."
+    grid = {rate: loss(rate) for rate in RATES}
+    while len(grid) < len(RATES) + 3:
+        best = min(grid, key=grid.get)
+        if best not in (min(grid), max(grid)):
+            break
+        further = best / 2 if best == min(grid) else 2 * best
+        grid[further] = loss(further)
+    return grid
+
+
 def tuned(config, masked: bool, train, val, eot: int, args) -> dict:
     "The grid of rates, the best of it, and the runs of that one which are compared."
-    grid = {}
-    for rate in RATES:
+
+    def loss(rate):
         lines = [run(config, masked, rate, seed, train, val, eot, args) for seed in TUNING_SEEDS]
-        grid[rate] = statistics.mean(line["alone"] for line in lines)
+        return statistics.mean(line["alone"] for line in lines)
+
+    grid = tune(loss)
     best = min(grid, key=grid.get)
     seeds = range(1, args.seeds + 1)
     return dict(

@@ -32,16 +32,24 @@ from bisect import bisect_left, insort
 import numpy as np
 import torch
 from data_machine import save
-from document_mask import begin, documents, everything, losses, make_config, masked_step, pack_alone
+from document_mask import (
+    RATES,
+    TUNING_SEEDS,
+    begin,
+    documents,
+    everything,
+    losses,
+    make_config,
+    masked_step,
+    pack_alone,
+    tune,
+)
 
 from tinygpt.data.pack import pack_best_fit
 from tinygpt.data.tokens import load_corpus
 from tinygpt.data.windows import RandomLoader, ShardLoader
 from tinygpt.model import GPT
 from tinygpt.tokenizer import BPETokenizer
-
-TUNING_SEEDS = (101, 102)
-RATES = (0.5, 1.0, 2.0)  # times those of the preset
 
 
 def concat(docs: list[np.ndarray], T: int) -> np.ndarray:
@@ -162,11 +170,13 @@ def compare(config, ways, train, val, eot: int, metric: str, args, rates: dict |
     "For each way the tuning runs, the best rate, and the runs on the compared seeds. `rates`: known already."
     out = {}
     for way in ways:
-        grid = {}
-        for rate in () if rates else RATES:
+
+        def loss(rate, way=way):
             lines = [run(config, way, train, val, eot, rate, seed, args) for seed in TUNING_SEEDS]
-            grid[rate] = statistics.mean(line[metric] for line in lines)
-        best = rates[way]["best"] if rates else min(grid, key=grid.get)
+            return statistics.mean(line[metric] for line in lines)
+
+        grid = rates[way]["grid"] if rates else tune(loss)
+        best = min(grid, key=grid.get)
         runs = [run(config, way, train, val, eot, best, seed, args) for seed in range(1, 1 + args.seeds)]
         out[way] = dict(grid=grid, best=best, runs=runs)
     reference = next(iter(out.values()))["runs"]
