@@ -425,7 +425,9 @@ def part_mask(args, folder: Path) -> dict:
     "The preset's model on the eight tasks, in packed rows with a mask between conversations and without."
     config = laptop_config(folder)
     start, _ = laptop_start(args, config, folder)
-    judge = laptop_judge(args) | dict(choose=make_examples(400, 901, "test"))
+    judge = laptop_judge(args)
+    judge = dict(conversations=judge["conversations"], rows=args.rows, right=judge["right"])
+    judge |= dict(choose=make_examples(400, 901, "test"))
     found = dict(steps=args.steps, rows=args.rows, replay=0.125, ways={})
     for name in ("answers", "masked"):
         way = WAYS[name] | dict(replay=found["replay"])

@@ -67,7 +67,8 @@ def naive_attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if may_be_blind:
-        blind = (scores == -math.inf).all(dim=-1, keepdim=True)
+        hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
+        blind = hidden.all(dim=-1, keepdim=True)
         scores = scores.masked_fill(blind, 0)  # a row of -inf alone would make the softmax NaN
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
     y = drop(weights, dropout) @ v
