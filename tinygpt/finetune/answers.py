@@ -121,8 +121,8 @@ class AnswerLoader:
         self.encoded, self.batch_size, self.block_size = encoded, batch_size, block_size
         self.packed, self.seed, self.document_mask = packed, seed, document_mask
         self.device = torch.device(device)
-        held = repr((encoded, packed, block_size, seed, *(["document_mask"] if document_mask else [])))
-        self.fingerprint = hashlib.sha256(held.encode()).hexdigest()[:16]
+        held = (encoded, packed, block_size, seed, *(["document_mask"] if document_mask else []))
+        self.fingerprint = hashlib.sha256(repr(held).encode()).hexdigest()[:16]
         self.epoch, self.row = 0, 0  # where the next batch begins
         self.rows = self.rows_of(0)  # of the epoch
 
