@@ -2713,8 +2713,8 @@ SLIPS = [
     Slip(
         "finetune.answers",
         "AnswerLoader.__next__",
-        "document[:, :-1]",
-        "document[:, 1:]",
+        "to_batch(document, self.device)[0]",
+        "to_batch(document, self.device)[1]",
         "the numbers are those of the targets: the last token of a conversation belongs to the next one",
     ),
     Slip(

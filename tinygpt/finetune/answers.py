@@ -148,8 +148,8 @@ class AnswerLoader:
         tokens, targets, document = lay_out(self.encoded, batch[self.mine], width)
         x, _ = to_batch(tokens, self.device)
         _, y = to_batch(targets, self.device)
-        if self.document_mask:
-            y = torch.stack([y, torch.from_numpy(document[:, :-1]).to(self.device)], -1)
+        if self.document_mask:  # padding gets number 0: no token looks at what is later
+            y = torch.stack([y, to_batch(document, self.device)[0]], -1)
         return x, y
 
     def width(self, batch: list[list[int]]) -> int:
