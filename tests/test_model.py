@@ -509,7 +509,8 @@ def test_nothing_else_lives_in_plain_attributes_where_to_empty_cannot_reach_it()
 
 @pytest.mark.parametrize("n_layer", [1, 3, 12])
 def test_residual_projections_start_smaller_with_depth(n_layer):
-    model = GPT(GPTConfig.gpt2(vocab_size=256, block_size=8, n_layer=n_layer, n_head=4, n_embd=128))
+    torch.manual_seed(0)  # the smallest matrix has 8192 numbers: their deviation is right within 0.8 %
+    model = GPT(GPTConfig.gpt2(vocab_size=256, block_size=64, n_layer=n_layer, n_head=4, n_embd=128))
     for name, p in model.named_parameters():
         if name.endswith("c_proj.weight"):
             assert p.std().item() == pytest.approx(0.02 / math.sqrt(2 * n_layer), rel=0.05), name
