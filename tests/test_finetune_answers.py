@@ -314,6 +314,15 @@ def test_a_run_begins_with_the_loss_of_the_answers_and_brings_it_down(chat_confi
     assert result.losses[-1] < 0.5 * first
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_loss_in_pieces_trains_the_same_with_and_without_a_mask(chat_config, packed):
+    whole = finetune(chat_config, TALK, packed=packed, progress="none")
+    chat_config.run.name, chat_config.system.loss_chunk = "pieces", 7
+    pieces = finetune(chat_config, TALK, packed=packed, progress="none")
+    assert pieces.losses == pytest.approx(whole.losses, rel=1e-5)
+    torch.testing.assert_close(weights(pieces.model), weights(whole.model), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "how, runs", [({}, False), (dict(document_mask=False), True), (dict(packed=False), True)]
 )

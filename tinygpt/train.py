@@ -48,7 +48,7 @@ def train(
     objective: Objective = NEXT_TOKEN,  # what it trains for; the default: the next token
 ) -> TrainResult:
     "Train a GPT. UserError, before anything is written, for settings or data that cannot work."
-    if objective.loss_fn and config.system.loss_chunk:
+    if objective.loss_fn and objective.needs_logits and config.system.loss_chunk:
         raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
     if eval_only:
         run, val = score_run(config, resume, progress == "bar")

@@ -353,7 +353,7 @@ def answers_objective(
         return ReplayLoader(answers, next_token_loader(run, old)) if old else answers
 
     judge = partial(right_shares, examples=examples) if examples else None
-    loss = dict(loss_fn=document_loss, count=count_answers) if masked else {}
+    loss = dict(loss_fn=document_loss, needs_logits=False, count=count_answers) if masked else {}
     return Objective(loader=loader, judge=judge, command="tinygpt.finetune", **loss)
 
 # %% ../../nbs/22_finetune.ipynb #finetune

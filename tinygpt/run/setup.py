@@ -266,6 +266,7 @@ class Objective:
     judge: Callable[["Run"], dict[str, float]] | None = None
     command: str = "tinygpt.train"  # `python -m COMMAND --resume FOLDER` goes on with such a run
     settings: dict = field(default_factory=dict)  # what that command made it of; the run's folder keeps them
+    needs_logits: bool = True  # False: loss_fn reads the module's loss only, so `loss_chunk` may be set
 
 
 NEXT_TOKEN = Objective()
