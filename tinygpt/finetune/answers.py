@@ -251,7 +251,8 @@ def exact_match(
 class ReplayLoader:
     """Endless (x, y): the rows of `answers`, and below them rows of text, where every token is a target.
 
-    A row of text is one document for the mask, as it was when the base read it. The state is that of both.
+    A row of text is one document for the mask, as it was when the base read it. Where rows of answers are
+    shorter than block_size (not packed), the end of a row of text is left out. The state is that of both.
     """
 
     def __init__(
@@ -313,7 +314,10 @@ def document_loss(
     x: torch.Tensor,  # (B, T) int64
     y: torch.Tensor,  # (B, T, 2) int64, from a loader with `document_mask`
 ) -> torch.Tensor:  # 0-d
-    "The sum of the losses, where no token sees another conversation of its row."
+    """The sum of the losses, where no token attends to another conversation of its row.
+
+    Learned positions still count from the row's start, and n-gram tables look over the border.
+    """
     targets, document = y.unbind(-1)
     return module(x, targets, reduction="sum", mask=same_document(document))[1]
 
