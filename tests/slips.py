@@ -1713,7 +1713,7 @@ SLIPS = [
     ),
     Slip(
         "zero",
-        "_Flat.__init__",
+        "_FlatLayout.__init__",
         "self.low, self.high = min(wire.rank * size, count), min((wire.rank + 1) * size, count)",
         "self.low, self.high = wire.rank * (count // wire.world_size), "
         "(wire.rank + 1) * (count // wire.world_size)",
@@ -1721,14 +1721,14 @@ SLIPS = [
     ),
     Slip(
         "zero",
-        "_Flat.__init__",
+        "_FlatLayout.__init__",
         "-(-count // wire.world_size)",
         "count // wire.world_size + 1",
         "padded where nothing needs padding (Muon)",
     ),
     Slip(
         "zero",
-        "_Flat.update",
+        "_FlatStep.update",
         "self.steps[p] += 1",
         "self.steps[p] = 1",
         "the bias correction of the first step for ever",

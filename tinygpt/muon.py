@@ -146,7 +146,7 @@ def muon_update(
         p.mul_(1 - lr * weight_decay)
         p.add_(update, alpha=-lr * update_scale(*p.shape, scale))
 
-# %% ../nbs/14_muon.ipynb #class
+# %% ../nbs/14_muon.ipynb #class-parts
 def split_matrix(p, grad, buf, group) -> list[tuple]:
     "(matrix, gradient, momentum) of each part of a fused matrix. Views: a change in one is one in the whole."
     rows = group["split"] or [len(p)]
@@ -175,7 +175,7 @@ def update_parts(
         for t, old in zip(changed, before):
             torch.where(found_inf != 0, old, t, out=t)
 
-
+# %% ../nbs/14_muon.ipynb #class
 class Muon(Optimizer):
     """Muon for matrices.
 

@@ -17,10 +17,8 @@ from .support import UserError
 from .zero_wire import Bucket, ShardedOptimizer, Wire, wait_all
 
 # %% ../nbs/15_zero.ipynb #flat
-class _Flat(Bucket):
-    "Tensors laid end to end and cut into equal parts: rank r updates the elements of part r with AdamW."
-
-    state_names = ("exp_avg", "exp_avg_sq")
+class _FlatLayout(Bucket):
+    "Tensors laid end to end and cut into equal parts: part r belongs to rank r, with its m and v."
 
     def __init__(self, params, group, wire, label):
         super().__init__(params, group, wire, label)
@@ -49,7 +47,10 @@ class _Flat(Bucket):
             if low < high:
                 yield p, slice(low - self.low, high - self.low), slice(low - self.at[p], high - self.at[p])
 
-    # one step
+# %% ../nbs/15_zero.ipynb #flat-step
+class _FlatStep(_FlatLayout):
+    "One step: rank r updates the elements of part r with AdamW."
+
     def collect(self, p):
         if self.full is None:
             self.full = torch.zeros_like(self.weights)
@@ -88,7 +89,12 @@ class _Flat(Bucket):
             )
         return self.wire.all_gather(self.weights, self.label) if changed else []
 
-    # to a state dict and back
+# %% ../nbs/15_zero.ipynb #flat-saved
+class _Flat(_FlatStep):
+    "AdamW's bucket, to a state dict and back."
+
+    state_names = ("exp_avg", "exp_avg_sq")
+
     def gather(self, keep):
         # the steps as tensors, as torch's fused AdamW wants them
         entries = {p: {"step": torch.tensor(float(n))} for p, n in self.steps.items() if n}
