@@ -1906,8 +1906,8 @@ SLIPS = [
     Slip(
         "evaluate.score",
         "ratio_interval",
-        "(total - ratio * count) ** 2",
-        "(total - total.mean()) ** 2",
+        "total - ratio * count",
+        "total - total.mean()",
         "spread of the totals, not of the ratio",
     ),
     Slip("evaluate.score", "ratio_interval", "0.5 + level / 2", "level", "one-sided quantile"),

@@ -58,7 +58,7 @@ def rng_state() -> dict:
         "numpy": [_text(mt["state"]["key"].tobytes()), mt["state"]["pos"], mt["has_gauss"], mt["gauss"]],
     }
 
-
+# %% ../nbs/16_checkpoint.ipynb #rng-set
 def set_rng_state(
     state: dict,  # from `rng_state`
 ) -> None:
@@ -97,6 +97,24 @@ def unwrap(
             return model
         model = inner
 
+
+def _bare_weights(model, weights):
+    "All weights of the plain model, on the CPU and under its own names. UserError if some are lacking."
+    bare = {}
+    places = set()
+    for name, t in weights.items():
+        name = name.replace("_orig_mod.", "").removeprefix("module.")
+        bare[name] = t.detach().cpu().contiguous()
+        if bare[name].data_ptr() in places:  # a tensor under two names: the file has no such thing
+            bare[name] = bare[name].clone()
+        places.add(bare[name].data_ptr())
+    lacking = model.state_dict().keys() - bare.keys()
+    if lacking:
+        raise UserError(
+            f"save: the weights lack {', '.join(sorted(lacking)[:3])}: give the state_dict of the whole model"
+        )
+    return bare
+
 # %% ../nbs/16_checkpoint.ipynb #full
 def tensor_bytes(
     tree,  # tensors in dicts and lists of any depth
@@ -131,7 +149,7 @@ def _full_disk_is_a_user_error(
             "free some space there, or keep fewer checkpoints; those that are there are whole"
         ) from error
 
-
+# %% ../nbs/16_checkpoint.ipynb #leftovers
 def remove_leftovers(
     folder: Path,  # where checkpoints are written
 ) -> None:
@@ -185,24 +203,6 @@ def save_checkpoint(
         (tmp / "manifest.json").write_text(json.dumps(manifest, indent=2))
     return folder
 
-
-def _bare_weights(model, weights):
-    "All weights of the plain model, on the CPU and under its own names. UserError if some are lacking."
-    bare = {}
-    places = set()
-    for name, t in weights.items():
-        name = name.replace("_orig_mod.", "").removeprefix("module.")
-        bare[name] = t.detach().cpu().contiguous()
-        if bare[name].data_ptr() in places:  # a tensor under two names: the file has no such thing
-            bare[name] = bare[name].clone()
-        places.add(bare[name].data_ptr())
-    lacking = model.state_dict().keys() - bare.keys()
-    if lacking:
-        raise UserError(
-            f"save: the weights lack {', '.join(sorted(lacking)[:3])}: give the state_dict of the whole model"
-        )
-    return bare
-
 # %% ../nbs/16_checkpoint.ipynb #verify
 def verify_checkpoint(
     folder: Path,
@@ -224,7 +224,7 @@ def verify_checkpoint(
             return f"{folder / name} is damaged: its sha256 is not the one in manifest.json"
     return ""
 
-# %% ../nbs/16_checkpoint.ipynb #find
+# %% ../nbs/16_checkpoint.ipynb #checkpoints
 def checkpoints(
     run: Path,  # a run folder
 ) -> list[Path]:
@@ -247,7 +247,7 @@ def rank_by_loss(
             losses[folder] = loss
     return sorted(losses, key=losses.get)
 
-
+# %% ../nbs/16_checkpoint.ipynb #find
 def find_checkpoint(
     path: Path,  # a checkpoint or a run folder
     best: bool = False,  # of a run: the one with the lowest validation loss; else the newest
@@ -341,7 +341,7 @@ def load_model(
     model.load_state_dict(weights, assign=True)
     return model.to(device).eval(), tokenizer, folder
 
-
+# %% ../nbs/16_checkpoint.ipynb #load-model-checks
 def _read_config(folder):
     "The model's config of a checkpoint, which may be of an older version. UserError if it is of a later one."
     path = folder / "model.json"
@@ -420,7 +420,7 @@ def load_training_state(
         torch.manual_seed(state.get("step", 0) * world_size + rank)
     return state
 
-
+# %% ../nbs/16_checkpoint.ipynb #load-weights
 def _load_weights(folder, model):
     "Into a model of the same config and dtype, else a UserError."
     config = getattr(model, "config", None)
@@ -464,7 +464,7 @@ def _read_state(folder):
         raise UserError(f"{state.path}: step is below 0, or rng is empty: {_OTHER}")
     return state
 
-
+# %% ../nbs/16_checkpoint.ipynb #read-optimizer
 def _read_optimizer(folder, shapes):
     "The optimizer's state, opened in a way that runs no code. UserError if it cannot be of these weights."
     path = folder / "optimizer.pt"
@@ -485,7 +485,7 @@ def _read_optimizer(folder, shapes):
                 raise UserError(f"resume: {path} holds {wrong}: {_OTHER}")
     return saved
 
-
+# %% ../nbs/16_checkpoint.ipynb #what-differs
 def what_differs(
     state: dict,  # from `load_training_state`
     world_size: int = 1,

@@ -177,7 +177,8 @@ def ratio_interval(
             "evaluate a text of several documents, or several rows of it"
         )
     ratio = total.sum() / count.sum()
-    error = math.sqrt(n / (n - 1) * ((total - ratio * count) ** 2).sum()) / count.sum()
+    residuals = total - ratio * count  # 0 for a part that is as hard as all of them together
+    error = math.sqrt(n / (n - 1) * (residuals**2).sum()) / count.sum()
     half = t_quantile(0.5 + level / 2, n - 1) * error
     return ratio, ratio - half, ratio + half
 
