@@ -75,7 +75,7 @@ def fill_rows(
             room = length - n
     return rows
 
-
+# %% ../../nbs/22_finetune.ipynb #lay-out
 def lay_out(
     encoded: list[Encoded],
     rows: list[list[int]],  # numbers of conversations, of each row
@@ -225,7 +225,7 @@ class ExactMatch:
         low, high = self.interval
         return f"{self.share:.1%} ({low:.1%} to {high:.1%}) of {self.n}"
 
-
+# %% ../../nbs/22_finetune.ipynb #exact-match
 def exact_match(
     model: GPT,
     tokenizer: Tokenizer,  # a chat tokenizer
@@ -286,7 +286,7 @@ class ReplayLoader:
         self.answers.close()
         self.text.close()
 
-
+# %% ../../nbs/22_finetune.ipynb #replay-rows
 def replay_rows(
     replay: float,  # the part of the rows that is to be old text: 0, or more, and below 1
     batch_size: int,  # rows of the global batch
@@ -328,7 +328,7 @@ def count_answers(
     "How many targets count."
     return (y[..., 0] != -100).sum()
 
-
+# %% ../../nbs/22_finetune.ipynb #answers-objective
 def answers_objective(
     conversations: list[list[dict]],  # messages of each, to train on
     examples: list[Example] = (),  # held-out questions; each validation asks them

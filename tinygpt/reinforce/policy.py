@@ -64,10 +64,11 @@ def advantages(
     else:
         better = rewards - rewards.mean(1, keepdim=True)
     if scale:
+        # 0.1 + 0.2 and 0.3 are equal to a judge, not to a float: without 1e-4 that would be an advantage
         better = better / (rewards.std(1, keepdim=True) + 1e-4)
     return better
 
-# %% ../../nbs/24_reinforce.ipynb #loss
+# %% ../../nbs/24_reinforce.ipynb #answer-table
 def answer_table(
     answers: list[Answer],
     advantage: torch.Tensor,  # (answers,)
@@ -91,7 +92,7 @@ def answer_table(
             place[:, 4] = torch.tensor(start[i])
     return x, y
 
-
+# %% ../../nbs/24_reinforce.ipynb #loss
 def policy_loss(
     module: torch.nn.Module,  # module(x)[0]: logits (B, T, V)
     x: torch.Tensor,  # (B, T) int64
