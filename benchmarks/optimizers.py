@@ -8,6 +8,9 @@
 The models are those of the two pages, on characters of the State of the Union addresses. Within a part all
 sides have the same rates, the same warm-up, the same clipping and the same seeds. A seed chooses the initial
 weights and the batches. The loss is that of held-out text, the same rows for every run.
+
+Three seeds choose the rates. Eight others, which chose nothing, compare: `which` (weights decay, at the best
+rate), `compare` and `compare-short` (schedules, each way at its best rate), `high` (a warm-up above it).
 """
 
 import argparse
