@@ -9,8 +9,9 @@ The models are those of the two pages, on characters of the State of the Union a
 sides have the same rates, the same warm-up, the same clipping and the same seeds. A seed chooses the initial
 weights and the batches. The loss is that of held-out text, the same rows for every run.
 
-Three seeds choose the rates. Eight others, which chose nothing, compare: `which` (weights decay, at the best
-rate), `compare` and `compare-short` (schedules, each way at its best rate), `high` (a warm-up above it).
+Three seeds choose the rates. Eight others, which chose nothing, compare: `compare-optimizers`, `compare` and
+`compare-short` (schedules), each way at its best rate; `which` (weights decay), at the best rate; `high` (a
+warm-up), above it.
 """
 
 import argparse
@@ -82,14 +83,15 @@ def settings(part: str) -> list[dict]:
 
 
 def best_rates(part: str) -> list[dict]:
-    "The settings of a recorded part, of each way of schedule the one with the best rate."
+    "The settings of a recorded part: of each optimizer and way of schedule the one with the best rate."
     losses = {}
     for run in json.loads(RESULT.read_text())[part]["runs"]:
-        losses.setdefault((run["schedule"], run["warmup"], run["lr"]), []).append(run["loss"])
+        key = run["optimizer"], run["schedule"], run["warmup"], run["lr"]
+        losses.setdefault(key, []).append(run["loss"])
     found = []
     for s in settings(part):
-        way = s["schedule"], s["warmup"]
-        means = {key[2]: statistics.mean(losses[key]) for key in losses if key[:2] == way}
+        way = s["optimizer"], s["schedule"], s["warmup"]
+        means = {key[3]: statistics.mean(losses[key]) for key in losses if key[:3] == way}
         if s["lr"] == min(means, key=means.get):
             found.append(s)
     return found
@@ -104,9 +106,15 @@ def with_seeds(part: str, seeds: int) -> list[dict]:
     return [s | dict(seed=seed) for s in settings(part) for seed in range(seeds)]
 
 
-PARTS = ("optimizers", "decay", "kinds", "which", "short", "long", "compare", "compare-short", "high")
 # part -> (the part whose best rates it takes, or None: its own settings; seeds more than the others have)
-COMPARED = {"compare": ("long", 5), "compare-short": ("short", 5), "high": (None, 5), "which": (None, 5)}
+COMPARED = {
+    "compare-optimizers": ("optimizers", 5),
+    "which": (None, 5),
+    "compare": ("long", 5),
+    "compare-short": ("short", 5),
+    "high": (None, 5),
+}
+PARTS = ("optimizers", "decay", "kinds", "short", "long", *COMPARED)
 
 
 def make_model(name: str, vocab_size: int) -> GPT:
