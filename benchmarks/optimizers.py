@@ -1,6 +1,6 @@
 """Optimizers, weight decay and schedules on small GPTs: the grids that chapters 10 and 11 draw.
 
-    python benchmarks/optimizers.py --threads 1                 # prints; about 20 minutes on one core
+    python benchmarks/optimizers.py --threads 1                 # prints; about 30 minutes on one core
     python benchmarks/optimizers.py --threads 1 --save          # and writes results/optimizers.json
     python benchmarks/optimizers.py --threads 1 --save decay    # one part; the others stay as they are
     python benchmarks/optimizers.py --steps 4 --seeds 1         # a trial of the script itself
@@ -8,6 +8,10 @@
 The models are those of the two pages, on characters of the State of the Union addresses. Within a part all
 sides have the same rates, the same warm-up, the same clipping and the same seeds. A seed chooses the initial
 weights and the batches. The loss is that of held-out text, the same rows for every run.
+
+Three seeds choose the rates. Eight others, which chose nothing, compare: `compare-optimizers`, `compare` and
+`compare-short` (schedules), each way at its best rate; `which` (weights decay), at the best rate; `high` (a
+warm-up), above it.
 """
 
 import argparse
@@ -39,6 +43,10 @@ KINDS = {
     "embedding and head": dict(matrix=0),
     "vectors": dict(matrix=0, embedding=0, head=0, vector=1),
 }
+ALL_KINDS = KINDS | {
+    "matrices, embedding and head": {},  # the usual rule
+    "all": dict(vector=1),
+}
 
 
 def settings(part: str) -> list[dict]:
@@ -55,13 +63,19 @@ def settings(part: str) -> list[dict]:
         grid = itertools.product(((FRESH, 0.1), (REPEATED, 0.1), (REPEATED, 1.0)), KINDS)
         same = small | dict(optimizer="AdamW", lr=0.01)  # nothing and the rule itself are in the part before
         return [same | dict(text=n, decay=decay, kind=kind) for (n, decay), kind in grid]
+    if part == "which":  # at the best rate, where a decay of 1 lowers the held-out loss
+        same = small | dict(optimizer="AdamW", lr=0.003, text=REPEATED)
+        return [same | dict(decay=0.0)] + [same | dict(decay=1.0, kind=kind) for kind in ALL_KINDS]
+    if part == "high":  # a warm-up above the rate that is best without one
+        same = dict(model="chapter 11", optimizer="AdamW", schedule="trapezoid", part_of_run=1)
+        return [same | dict(warmup=w, lr=lr) for lr in (0.004, 0.008) for w in (0.0, 0.1)]
     deep = dict(model="chapter 11", optimizer="AdamW")
     rates = (0.001, 0.002, 0.004, 0.008, 0.016)
     part_of_run = {"long": 1, "short": 70 / 300}[part]
     ways = [("constant", 0.0), ("constant", 0.1), ("constant", 0.3)]
     ways += [("cosine", 0.0), ("cosine", 0.1), ("trapezoid", 0.0), ("trapezoid", 0.1)]
-    if part == "long":  # the two that matter least take minutes
-        ways = [way for way in ways if way not in (("constant", 0.3), ("cosine", 0.0))]
+    if part == "long":  # the one that matters least takes minutes
+        ways.remove(("constant", 0.3))
     return [
         deep | dict(schedule=kind, warmup=w, lr=lr, part_of_run=part_of_run)
         for (kind, w), lr in itertools.product(ways, rates)
@@ -69,14 +83,15 @@ def settings(part: str) -> list[dict]:
 
 
 def best_rates(part: str) -> list[dict]:
-    "The settings of a recorded part, of each way of schedule the one with the best rate."
+    "The settings of a recorded part: of each optimizer and way of schedule the one with the best rate."
     losses = {}
     for run in json.loads(RESULT.read_text())[part]["runs"]:
-        losses.setdefault((run["schedule"], run["warmup"], run["lr"]), []).append(run["loss"])
+        key = run["optimizer"], run["schedule"], run["warmup"], run["lr"]
+        losses.setdefault(key, []).append(run["loss"])
     found = []
     for s in settings(part):
-        way = s["schedule"], s["warmup"]
-        means = {key[2]: statistics.mean(losses[key]) for key in losses if key[:2] == way}
+        way = s["optimizer"], s["schedule"], s["warmup"]
+        means = {key[3]: statistics.mean(losses[key]) for key in losses if key[:3] == way}
         if s["lr"] == min(means, key=means.get):
             found.append(s)
     return found
@@ -84,12 +99,22 @@ def best_rates(part: str) -> list[dict]:
 
 def with_seeds(part: str, seeds: int) -> list[dict]:
     "What a part runs, seed by seed."
-    if part == "compare":  # the long runs, each way at its best rate, on seeds that chose no rate
-        return [s | dict(seed=10 + i) for s in best_rates("long") for i in range(seeds + 2)]
+    if part in COMPARED:  # on seeds that chose no rate
+        of, more = COMPARED[part]
+        compared = best_rates(of) if of else settings(part)
+        return [s | dict(seed=10 + i) for s in compared for i in range(seeds + more)]
     return [s | dict(seed=seed) for s in settings(part) for seed in range(seeds)]
 
 
-PARTS = ("optimizers", "decay", "kinds", "short", "long", "compare")
+# part -> (the part whose best rates it takes, or None: its own settings; seeds more than the others have)
+COMPARED = {
+    "compare-optimizers": ("optimizers", 5),
+    "which": (None, 5),
+    "compare": ("long", 5),
+    "compare-short": ("short", 5),
+    "high": (None, 5),
+}
+PARTS = ("optimizers", "decay", "kinds", "short", "long", *COMPARED)
 
 
 def make_model(name: str, vocab_size: int) -> GPT:
@@ -109,7 +134,7 @@ def make_optimizer(model: GPT, s: dict) -> torch.optim.Optimizer:
         model,
         s["lr"],
         weight_decay=decay,
-        decay_multipliers=KINDS.get(s.get("kind"), {}),
+        decay_multipliers=ALL_KINDS.get(s.get("kind"), {}),
     )
     return make_adamw(groups)[0]
 

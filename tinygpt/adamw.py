@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'IMPLEMENTATIONS', 'DEFAULTS', 'adamw_update', 'check_adamw', 'AdamW', 'parameter_roles', 'adamw_groups',
-           'implementation_of', 'make_adamw', 'keep_implementation', 'time_implementations']
+           'implementation_of', 'keep_implementation', 'make_adamw', 'time_implementations']
 
 # %% ../nbs/10_adamw.ipynb #imports
 import math
@@ -178,7 +178,19 @@ def implementation_of(optimizer: torch.optim.Optimizer) -> str:
         return "fused"
     return "foreach" if group["foreach"] else "for-loop"
 
+# %% ../nbs/10_adamw.ipynb #impl-keep
+def keep_implementation(optimizer: torch.optim.Optimizer):
+    "Let no checkpoint choose the implementation: its groups hold the flags of the run that wrote it."
+    flags = [{k: g[k] for k in ("fused", "foreach") if k in g} for g in optimizer.param_groups]
 
+    def put_back(_, saved):
+        groups = saved["param_groups"]
+        kept = [group | own for group, own in zip(groups, flags)]
+        return saved | {"param_groups": kept + groups[len(kept) :]}  # too many are for torch to refuse
+
+    optimizer.register_load_state_dict_pre_hook(put_back)
+
+# %% ../nbs/10_adamw.ipynb #impl-make
 def make_adamw(
     params: Iterable,  # groups from `adamw_groups`, or parameters
     implementation: str = "auto",  # one of IMPLEMENTATIONS, or "auto": DEFAULTS' for the device
@@ -198,18 +210,6 @@ def make_adamw(
     optimizer = TorchAdamW(groups, **flags)
     keep_implementation(optimizer)
     return optimizer, implementation_of(optimizer)
-
-
-def keep_implementation(optimizer: torch.optim.Optimizer):
-    "Let no checkpoint choose the implementation: its groups hold the flags of the run that wrote it."
-    flags = [{k: g[k] for k in ("fused", "foreach") if k in g} for g in optimizer.param_groups]
-
-    def put_back(_, saved):
-        groups = saved["param_groups"]
-        kept = [group | own for group, own in zip(groups, flags)]
-        return saved | {"param_groups": kept + groups[len(kept) :]}  # too many are for torch to refuse
-
-    optimizer.register_load_state_dict_pre_hook(put_back)
 
 # %% ../nbs/10_adamw.ipynb #time
 def time_implementations(
