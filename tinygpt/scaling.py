@@ -135,13 +135,36 @@ def _huber(residuals: np.ndarray, delta: float) -> np.ndarray:
     size = np.abs(residuals)
     return np.where(size <= delta, size**2 / 2, delta * (size - delta / 2))
 
-# %% ../nbs/21_scaling.ipynb #descend
-def _descend(
-    theta: np.ndarray,  # (S, 5) where each walk begins
+# %% ../nbs/21_scaling.ipynb #step
+def _damped_step(
+    theta: np.ndarray,  # (S, 5) where each walk is
     x: np.ndarray,  # (n,) ln N
     y: np.ndarray,  # (n,) ln D
     target: np.ndarray,  # (n,) ln L
     weights: np.ndarray,  # (S, n) how often a walk counts each run
+    delta: float,
+    damping: np.ndarray,  # (S,) lambda of each walk
+) -> np.ndarray:
+    "The step of each walk (S, 5): least squares on the straightened law, made shorter by the damping."
+    said, slopes = _log_loss(theta, x, y)
+    residual = target - said
+    # Huber as weighted squares: a far run counts less
+    far = np.maximum(np.abs(residual), 1e-300)
+    w = weights * np.minimum(1, delta / far)
+    curvature = np.einsum("sni,sn,snj->sij", slopes, w, slopes)  # J^T J of each walk
+    downhill = np.einsum("sni,sn->si", slopes, w * residual)  # J^T r
+    diagonal = np.einsum("sii->si", curvature)
+    damped = damping[:, None] * diagonal + 1e-14  # also where a law ignores a number
+    step = np.linalg.solve(curvature + damped[..., None] * np.eye(5), downhill[..., None])[..., 0]
+    return step.clip(-2, 2)
+
+# %% ../nbs/21_scaling.ipynb #descend
+def _descend(
+    theta: np.ndarray,  # (S, 5) where each walk begins
+    x: np.ndarray,  # (n,) and the rest as `_damped_step` takes it
+    y: np.ndarray,
+    target: np.ndarray,
+    weights: np.ndarray,
     delta: float,
     steps: int = 200,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -154,17 +177,7 @@ def _descend(
 
     best = badness(theta)
     for _ in range(steps):
-        said, slopes = _log_loss(theta, x, y)
-        residual = target - said
-        # Huber as weighted squares: a far run counts less
-        far = np.maximum(np.abs(residual), 1e-300)
-        w = weights * np.minimum(1, delta / far)
-        curvature = np.einsum("sni,sn,snj->sij", slopes, w, slopes)
-        downhill = np.einsum("sni,sn->si", slopes, w * residual)
-        diagonal = np.einsum("sii->si", curvature)
-        damped = damping[:, None] * diagonal + 1e-14  # also where a law ignores a number
-        step = np.linalg.solve(curvature + damped[..., None] * np.eye(5), downhill[..., None])[..., 0]
-        tried = theta + step.clip(-2, 2)
+        tried = theta + _damped_step(theta, x, y, target, weights, delta, damping)
         now = badness(tried)
         better = now < best
         theta[better], best = tried[better], np.where(better, now, best)
@@ -173,13 +186,8 @@ def _descend(
             break
     return theta, best
 
-# %% ../nbs/21_scaling.ipynb #fit-law
-# where walks begin; for each pair the three factors follow by least squares
-EXPONENTS = (0.1, 0.2, 0.35, 0.5, 0.8, 1.2)
-
-
-def _to_law(theta: np.ndarray) -> Law:
-    return Law(*np.exp(theta[:3]).tolist(), *theta[3:].tolist())
+# %% ../nbs/21_scaling.ipynb #starts
+EXPONENTS = (0.1, 0.2, 0.35, 0.5, 0.8, 1.2)  # walks begin at each pair of these
 
 
 def _checked(params, tokens, losses) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -194,6 +202,25 @@ def _checked(params, tokens, losses) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return tuple(np.log(runs))
 
 
+def _start(
+    alpha: float,
+    beta: float,
+    x: np.ndarray,  # (n,) ln N
+    y: np.ndarray,  # (n,) ln D
+    target: np.ndarray,  # (n,) ln L
+) -> list[float]:
+    "ln E, ln A, ln B by least squares for these exponents, and the exponents."
+    columns = np.stack([np.ones_like(x), np.exp(-alpha * x), np.exp(-beta * y)], axis=1)
+    scale = np.exp(-target)[:, None]  # relative errors, as in logarithms
+    factors = np.linalg.lstsq(columns * scale, np.ones_like(x))[0]
+    least = [0.05 * math.exp(target.min()), 1e-3, 1e-3]
+    return [*np.log(np.maximum(factors, least)), alpha, beta]
+
+# %% ../nbs/21_scaling.ipynb #fit-law
+def _to_law(theta: np.ndarray) -> Law:
+    return Law(*np.exp(theta[:3]).tolist(), *theta[3:].tolist())
+
+
 def fit_law(
     params: np.ndarray,  # (n,) N of each run
     tokens: np.ndarray,  # (n,) D
@@ -202,14 +229,7 @@ def fit_law(
 ) -> Law:
     "The law nearest to the runs, from many starts (Hoffmann et al. 2022, appendix D.2)."
     x, y, target = _checked(params, tokens, losses)
-    starts = []
-    for alpha in EXPONENTS:
-        for beta in EXPONENTS:
-            columns = np.stack([np.ones_like(x), np.exp(-alpha * x), np.exp(-beta * y)], axis=1)
-            scale = np.exp(-target)[:, None]  # relative errors, as in logarithms
-            factors = np.linalg.lstsq(columns * scale, np.ones_like(x))[0]
-            least = [0.05 * math.exp(target.min()), 1e-3, 1e-3]
-            starts.append([*np.log(np.maximum(factors, least)), alpha, beta])
+    starts = [_start(alpha, beta, x, y, target) for alpha in EXPONENTS for beta in EXPONENTS]
     weights = np.ones((len(starts), len(x)))
     laws, badness = _descend(np.array(starts), x, y, target, weights, delta)
     return _to_law(laws[badness.argmin()])
