@@ -2558,7 +2558,11 @@ SLIPS = [
         "scaling", "isoflop_minimum", "if a <= 0", "if a < -1e9", "the top of a hill is taken for a minimum"
     ),
     Slip(
-        "scaling", "_descend", "weights * np.minimum(1, delta / far)", "weights", "squares: one run bends all"
+        "scaling",
+        "_damped_step",
+        "weights * np.minimum(1, delta / far)",
+        "weights",
+        "squares: one run bends all",
     ),
     Slip(
         "scaling",

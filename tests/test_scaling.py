@@ -253,3 +253,16 @@ def test_the_recorded_prediction_follows_from_the_recorded_runs_and_the_large_ru
     for run in record["large"]:
         assert (run["layers"], run["tokens"]) == (chosen["layers"], chosen["tokens"])
         assert math.isclose(run["flops"], 4 * max(record["budgets"]), rel_tol=0.01)
+
+
+PRESET_RECORD = RESULTS / "scaling_preset.json"
+
+
+@pytest.mark.skipif(not PRESET_RECORD.exists(), reason="no record of benchmarks/scaling.py preset")
+def test_the_other_sizes_at_the_presets_budget_spent_its_arithmetic_with_its_rates():
+    laptop = preset("laptop")
+    tokens = laptop.optim.max_steps * laptop.data.batch_size * laptop.model.block_size
+    for run in json.loads(PRESET_RECORD.read_text())["runs"]:
+        assert math.isclose(run["flops"], tokens * flops_per_token(laptop.model), rel_tol=1e-3)
+        assert (run["muon_lr"], run["learning_rate"]) == (laptop.optim.muon_lr, laptop.optim.learning_rate)
+        assert run["tokens"] == run["steps"] * laptop.data.batch_size * laptop.model.block_size

@@ -37,7 +37,7 @@ class Rung:
     kept: bool = True
 
 
-LADDER = (
+_RECIPE = (
     Rung("nanoGPT's settings", "--dtype float32", 2200, "AdamW at 1e-3, 100 steps of warm-up, a cosine."),
     Rung("four times the rate", "--learning-rate 4e-3", 1150, "The published rate is a careful one."),
     Rung(
@@ -53,12 +53,16 @@ LADDER = (
         420,
         "Every direction of a matrix moves, not only the loud ones (chapter 14).",
     ),
-    Rung("three times AdamW's rate", "--learning-rate 0.012", 420, "It now trains the embeddings only."),
+    Rung("three times AdamW's rate", "--learning-rate 0.012", 420, "It now trains only embeddings and vectors."),
     Rung("no warm-up", "--warmup-steps 1", 420, "Muon's step has the same size from the first on."),
+)
+
+# %% ../nbs/20_speedrun.ipynb #rungs-form
+_FORM = (
     Rung("RoPE", "--position rope", 345, "Distances need not be learned from a vector for each place."),
     Rung("RMSNorm", "--norm rmsnorm", 330, "No mean is taken off, and nothing is added."),
     Rung("QK-norm", "--qk-norm", 310, "Scores keep a size that a high rate does not upset."),
-    Rung("ReLU²", "--mlp relu2", 310, "Cheaper than GELU, and most of its outputs are 0."),
+    Rung("ReLU²", "--mlp relu2", 310, "A maximum and a square: cheaper than GELU."),
     Rung("own head", "--no-tie-weights", 300, "Reading and writing have matrices of their own."),
     Rung("start at zero", "--init zero", 290, "Each block begins by adding nothing."),
     Rung("soft cap", "--logit-softcap 15", 275, "No logit beyond 15."),
@@ -69,6 +73,10 @@ LADDER = (
         140,
         "What two or three characters say together is looked up, not worked out by the layers (chapter 06).",
     ),
+)
+
+# %% ../nbs/20_speedrun.ipynb #rungs-price
+_PRICE = (
     Rung("one layer", "--n-layer 1", 160, "Beside the tables, the layers have less to do."),
     Rung("twice Muon's rate", "--muon-lr 0.04", 160, "The rate was chosen for four layers.", kept=False),
     Rung("20 rows a step", "--batch-size 20", 110, "Fewer and larger calls, more tokens.", kept=False),
@@ -89,6 +97,8 @@ LADDER = (
     ),
     Rung("a quarter as wide", "--n-embd 32 --n-head 1", 140, "The same once more.", kept=False),
 )
+
+LADDER = (*_RECIPE, *_FORM, *_PRICE)
 
 # %% ../nbs/20_speedrun.ipynb #rung-flags
 def rung_flags(
@@ -230,7 +240,7 @@ def climb(
         below = rung if rung["kept"] else below
     return found
 
-
+# %% ../nbs/20_speedrun.ipynb #ladder-table
 def ladder_table(
     climbed: list[dict],  # from `climb`
 ) -> str:
