@@ -25,7 +25,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ..support import UserError
 
@@ -292,6 +291,14 @@ def init_world(
     return world
 
 
+def _set_timeout(timeout: timedelta) -> None:
+    "From now on collectives are given up after this time; torch names the function since 2.14."
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timeout)
+    else:
+        dist.distributed_c10d._set_pg_timeout(timeout)
+
+
 def _make_group(world: World, timeout: float, meeting: float | None) -> None:
     "The process group, of ranks that have met; the time for meeting holds for making it too."
     store = connect_store("group", timeout, meeting)
@@ -311,7 +318,7 @@ def _make_group(world: World, timeout: float, meeting: float | None) -> None:
         told = UserError(f"all ranks had met, and then one did not answer ({what}): see which has stopped")
         told.speaks = world.rank == 1 or world.local_rank == 0  # rank 0 may be the one
         raise told from None
-    _set_pg_timeout(timedelta(seconds=timeout))
+    _set_timeout(timedelta(seconds=timeout))
 
 
 def close_world() -> None:
