@@ -262,7 +262,13 @@ PRESET_RECORD = RESULTS / "scaling_preset.json"
 def test_the_other_sizes_at_the_presets_budget_spent_its_arithmetic_with_its_rates():
     laptop = preset("laptop")
     tokens = laptop.optim.max_steps * laptop.data.batch_size * laptop.model.block_size
-    for run in json.loads(PRESET_RECORD.read_text())["runs"]:
+    made = json.loads(PRESET_RECORD.read_text())["runs"]
+    assert sorted(run["layers"] for run in made) == [2, 3, 5]
+    for run in made:
+        # one text for all: as many nats a token for a bit a byte
+        assert math.isclose(
+            run["loss"] / run["bits_per_byte"], made[0]["loss"] / made[0]["bits_per_byte"], rel_tol=1e-4
+        )
         assert math.isclose(run["flops"], tokens * flops_per_token(laptop.model), rel_tol=1e-3)
         assert (run["muon_lr"], run["learning_rate"]) == (laptop.optim.muon_lr, laptop.optim.learning_rate)
         assert run["tokens"] == run["steps"] * laptop.data.batch_size * laptop.model.block_size
