@@ -221,6 +221,20 @@ class CompiledModel:
 COMPILE_FROM = {"cpu": 1.5e13, "cuda": 2e16}
 
 
+def _against_compiling(model: nn.Module, device: torch.device, tokens: int | None) -> str:
+    'Why "auto" does not compile, in a clause; empty where it does.'
+    least = COMPILE_FROM.get(device.type)
+    n_params = sum(p.numel() for p in model.parameters())
+    if least is None or tokens is not None and 6 * n_params * tokens < least:
+        return f"on {device.type} that would not pay in a run of this size"
+
+    # a wrapper has no config of its own: ask all modules
+    configs = [getattr(m, "config", None) for m in model.modules()]
+    if device.type == "cpu" and any(getattr(config, "dropout", 0) for config in configs):
+        return "with dropout a CPU gains little by it"
+    return ""
+
+
 def compile_model(
     model: nn.Module,  # stays as it is: evaluate, sample from and save this one
     # the last two are torch's
@@ -240,15 +254,8 @@ def compile_model(
         return model, "not compiled: compile = off"
 
     device = next(model.parameters()).device
-    if mode == "auto":
-        anyway = "(--compile on does it all the same)"
-        least = COMPILE_FROM.get(device.type)
-        n_params = sum(p.numel() for p in model.parameters())
-        if least is None or tokens is not None and 6 * n_params * tokens < least:
-            return model, f"not compiled: on {device.type} that would not pay in a run of this size {anyway}"
-        configs = [getattr(m, "config", None) for m in model.modules()]
-        if device.type == "cpu" and any(getattr(config, "dropout", 0) for config in configs):
-            return model, f"not compiled: with dropout a CPU gains little by it {anyway}"
+    if mode == "auto" and (reason := _against_compiling(model, device, tokens)):
+        return model, f"not compiled: {reason} (--compile on does it all the same)"
 
     problem = compile_problem(device) if backend == "inductor" else ""
     if problem:
