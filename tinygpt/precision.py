@@ -177,6 +177,38 @@ def next_scale(
     scale = torch.where(overflow, lower, kept_or_grown)
     return scale, torch.where(overflow | grow, 0, good_steps + 1)
 
+# %% ../nbs/08_precision.ipynb #scaler-gradients
+def _gradients_to_unscale(
+    optimizer: torch.optim.Optimizer,
+) -> list[torch.Tensor]:
+    "The gradients that this process has for the optimizer. RuntimeError if they are float16."
+    if hasattr(optimizer, "gradient_shards"):  # a rank keeps its part of the gradients only (chapter 15)
+        grads = optimizer.gradient_shards()
+    else:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        grads = [p.grad for p in params if p.grad is not None and p.grad.numel()]
+    if any(g.dtype == torch.float16 for g in grads):
+        trouble = "gradients in float16 cannot be unscaled, they would underflow again"
+        raise RuntimeError(f"{trouble}: keep the weights in float32")
+    return grads
+
+
+def _check_rule(
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    init_scale: float,
+) -> None:
+    "UserError for a rule with which a loss scaler cannot work."
+    rates_work = growth_factor > 1 and 0 < backoff_factor < 1
+    if not (rates_work and growth_interval >= 1 and 0 < init_scale < math.inf):
+        raise UserError(
+            f"a loss scaler cannot work with growth_factor = {growth_factor}, "
+            f"backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, "
+            f"init_scale = {init_scale}: growth above 1, backoff between 0 and 1, "
+            "interval from 1 on, scale above 0"
+        )
+
 # %% ../nbs/08_precision.ipynb #scaler-class
 class LossScaler:
     """Keeps float16 gradients in range (Micikevicius et al., 2017).
@@ -197,14 +229,7 @@ class LossScaler:
         # makes a 0-d tensor its maximum over all processes, in place
         reduce: Callable[[torch.Tensor], object] | None = None,
     ):
-        rates_work = growth_factor > 1 and 0 < backoff_factor < 1
-        if not (rates_work and growth_interval >= 1 and 0 < init_scale < math.inf):
-            raise UserError(
-                f"a loss scaler cannot work with growth_factor = {growth_factor}, "
-                f"backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, "
-                f"init_scale = {init_scale}: growth above 1, backoff between 0 and 1, "
-                "interval from 1 on, scale above 0"
-            )
+        _check_rule(growth_factor, backoff_factor, growth_interval, init_scale)
         self.enabled = enabled
         self.reduce = reduce
         self.growth_factor = growth_factor
@@ -229,15 +254,7 @@ class LossScaler:
         if id(optimizer) in self._found_inf:
             again = "unscale_ was called already since the last update"
             raise RuntimeError(f"{again}: the gradients would be divided twice")
-        if hasattr(optimizer, "gradient_shards"):  # a rank keeps its part of the gradients only (chapter 15)
-            grads = optimizer.gradient_shards()
-        else:
-            params = [p for group in optimizer.param_groups for p in group["params"]]
-            grads = [p.grad for p in params if p.grad is not None and p.grad.numel()]
-        if any(g.dtype == torch.float16 for g in grads):
-            trouble = "gradients in float16 cannot be unscaled, they would underflow again"
-            raise RuntimeError(f"{trouble}: keep the weights in float32")
-        found_inf = unscale_gradients(grads, self._scale)
+        found_inf = unscale_gradients(_gradients_to_unscale(optimizer), self._scale)
         if self.reduce is not None:  # also without gradients: the other processes wait for this one
             self.reduce(found_inf)
         self._found_inf[id(optimizer)] = found_inf
