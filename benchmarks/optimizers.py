@@ -100,19 +100,20 @@ def best_rates(part: str) -> list[dict]:
 def with_seeds(part: str, seeds: int) -> list[dict]:
     "What a part runs, seed by seed."
     if part in COMPARED:  # on seeds that chose no rate
-        of, more = COMPARED[part]
+        of = COMPARED[part]
         compared = best_rates(of) if of else settings(part)
-        return [s | dict(seed=10 + i) for s in compared for i in range(seeds + more)]
+        return [s | dict(seed=10 + i) for s in compared for i in range(seeds + MORE_SEEDS)]
     return [s | dict(seed=seed) for s in settings(part) for seed in range(seeds)]
 
 
-# part -> (the part whose best rates it takes, or None: its own settings; seeds more than the others have)
+MORE_SEEDS = 5  # than the parts that choose have
+# part -> the part whose best rates it takes, or None: its own settings
 COMPARED = {
-    "compare-optimizers": ("optimizers", 5),
-    "which": (None, 5),
-    "compare": ("long", 5),
-    "compare-short": ("short", 5),
-    "high": (None, 5),
+    "compare-optimizers": "optimizers",
+    "which": None,
+    "compare": "long",
+    "compare-short": "short",
+    "high": None,
 }
 PARTS = ("optimizers", "decay", "kinds", "short", "long", *COMPARED)
 

@@ -53,7 +53,12 @@ _RECIPE = (
         420,
         "Every direction of a matrix moves, not only the loud ones (chapter 14).",
     ),
-    Rung("three times AdamW's rate", "--learning-rate 0.012", 420, "It now trains only embeddings and vectors."),
+    Rung(
+        "three times AdamW's rate",
+        "--learning-rate 0.012",
+        420,
+        "It now trains only embeddings and vectors.",
+    ),
     Rung("no warm-up", "--warmup-steps 1", 420, "Muon's step has the same size from the first on."),
 )
 

@@ -54,45 +54,34 @@ def train(
         run, val = score_run(config, resume, progress == "bar")
         return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
 
-    # there may be other ranks; a sum over them is given up after `timeout` seconds
     world = init_world(config.check().system.device, timeout=1800)
     with (
         # from here on nobody waits for a rank that is gone; reading data may keep one from a sign of life
         Watchdog(world, lambda: last_words(config, objective.command), patience=300) as watchdog,
-        # settings and data that cannot work are refused here, before anything is written
         closing(open_run(config, resume, overwrite, progress == "bar", world, objective)) as run,
         Log(run, progress) as log,
-        # Ctrl-C raises a flag, and the loop looks at it
-        StopSignal() as signal,
+        StopSignal() as signal,  # Ctrl-C raises a flag, and the loop looks at it
     ):
         watchdog.be_patient(20)  # the long reading is over: be quick to notice a death
         stepper, judge, keeper = Stepper(run, log.say), Judge(run, log), Keeper(run, log)
         introduce(run, log, stepper.compile_line)
         stop = run.finished  # a run that goes on may have all its steps already
         while not stop:
-            # one step; its loss and norm stay on the device
-            log.add(*stepper(*next(run.loader)))
+            log.add(*stepper(*next(run.loader)))  # one step; its loss and norm stay on the device
             run.step += 1
-            # asked after the step is counted, so that no finished step is lost; not asked after the last
-            # step, which all ranks know to be the last: none of them waits for an answer
-            stop = run.finished or any_rank(run.world, signal.stop)
+            stop = run.finished or any_rank(run.world, signal.stop)  # asked when the step is counted
             if stop and not run.finished:
                 log.say("stopping: validating, then saving")
-
             now = due(run.config.eval, run.step, run.finished, stop)
-            # read first: ten bad losses end the run before time is spent on validating
-            if now.read:
+            if now.read:  # first: ten bad losses end the run before time is spent on validating
                 log.read()
-            # validate before saving: the checkpoint carries its loss, which says which one is the best
-            if now.validate:
+            if now.validate:  # before saving: the checkpoint carries its loss, which finds the best one
                 judge.validate()
-            # a sample has a random generator of its own, so it changes no number of the run
-            if now.sample:
+            if now.sample:  # it has a random generator of its own, so it changes no number of the run
                 judge.sample()
             if now.save:
                 keeper.save(judge.val_loss())
-        # a longer validation, the curve, the report
-        val = finish(run, judge, log)
+        val = finish(run, judge, log)  # a longer validation, the curve, the report
     told = (val, log.losses, log.tokens_per_second, judge.figures)
     return TrainResult(run.folder, run.model, run.data, run.step, run.finished, *told)
 
