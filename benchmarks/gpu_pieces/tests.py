@@ -21,7 +21,7 @@ GROUPS = {  # name -> arguments of pytest
     "NCCL, DDP, FSDP2": ["tests/test_ddp_world.py", "tests/test_ddp_wrap.py", "tests/test_ddp_command.py"],
     "ZeRO and the trainer's ways": ["tests/test_zero.py", "tests/test_run_parallel.py"],
 }
-REDUCED = {"a few": ["tests/test_support.py", "-k", "atomic"]}
+REDUCED = {"a few": ["tests/test_schedule.py"]}  # needs no command line, no tokenizer
 
 
 def summary(report: Path) -> dict:
