@@ -245,6 +245,19 @@ def test_an_objective_brings_its_rows_its_loss_its_count_and_its_figures(config)
         assert losses == pytest.approx(plain.losses, rel=1e-4)
 
 
+def test_a_look_that_finds_nothing_writes_nothing_and_leaves_the_figures_before_it(config):
+    found = [{"reward": 0.5}, {}]  # as a loader's, of what was drawn since the look before
+    config.eval.eval_every = 20
+    objective = replace(WEIGHTED, judge=lambda run: found.pop(0))
+    result = train(config, progress="none", objective=objective)
+    assert found == [] and result.figures == {"reward": 0.5}
+    assert [line["reward"] for line in read_metrics(config.folder) if "reward" in line] == [0.5]
+    assert all(len(line) > 1 for line in read_metrics(config.folder))
+    assert "reward" in (config.folder / "report.md").read_text()
+    log = (config.folder / "log.txt").read_text()
+    assert log.count("step 20: ") == 3  # two validations, one look
+
+
 def test_a_run_with_an_objective_goes_on_exactly_and_only_with_its_own_command(config):
     config.optim = replace(config.optim, schedule="constant")
     whole = train(config, progress="none", objective=WEIGHTED)

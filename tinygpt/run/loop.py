@@ -264,7 +264,7 @@ class Judge:
     def __init__(self, run: Run, log: Log):
         self.run, self.log, self.score = run, log, judge_of(run)
         self.last: Score | None = None  # of the newest validation
-        self.figures: dict[str, float] = {}  # of the newest validation, from the run's objective
+        self.figures: dict[str, float] = {}  # the newest, from the run's objective
         self.last_step = -1  # when that was
 
     def validate(self, max_tokens: int | None = None) -> Score:
@@ -285,11 +285,12 @@ class Judge:
         "What the run's objective measures besides."
         run, log = self.run, self.log
         with log.pause():
-            self.figures = run.objective.judge(run)
-        log.say(
-            f"step {run.step}: " + ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items())
-        )
-        log.write(step=run.step, **self.figures)
+            figures = run.objective.judge(run)
+        if not figures:  # nothing new since the last look
+            return
+        self.figures = figures
+        log.say(f"step {run.step}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+        log.write(step=run.step, **figures)
 
     def val_loss(self) -> float | None:
         "The validation loss of the model as it is now, if it was validated."
