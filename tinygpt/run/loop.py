@@ -149,10 +149,10 @@ class Log:
         "A context whose time is not training time."
         return self.meter.pause()
 
-    def add(self, loss: torch.Tensor, norm: torch.Tensor, rate: float):
-        "Take the numbers of the step that was just made. Nothing is read."
+    def add(self, loss: torch.Tensor, norm: torch.Tensor, rate: float, tokens: int):
+        "Take what the stepper returned for the step that was just made. Nothing is read."
         self.pending.append((self.run.step, loss, norm, rate))
-        self.meter.add(self.run.step_tokens)
+        self.meter.add(tokens)
         self.bar.update()
 
     def read(self):
@@ -231,8 +231,11 @@ class Stepper:
         self.model = module if loss_fn is None else partial(_with_loss, loss_fn, module)
         run.model.train()
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-        "One step on these rows: (loss, gradient norm, AdamW's rate); the first two stay on the device."
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float, int]:
+        """One step on these rows: (loss, gradient norm, AdamW's rate, tokens of all processes with padding).
+
+        The first two stay on the device.
+        """
         run, d, o = self.run, self.run.config.data, self.run.config.optim
         scale = run.schedule(run.step)
         for group, top in zip(run.parallel.optimizer.param_groups, run.top_rates):
@@ -250,7 +253,7 @@ class Stepper:
             clip_fn=run.parallel.clip,
             scaler=run.scaler,
         )
-        return loss, norm, o.learning_rate * scale
+        return loss, norm, o.learning_rate * scale, x.numel() * run.world.world_size
 
 
 def _with_loss(loss_fn, module, x, y, reduction):
@@ -365,7 +368,7 @@ def introduce(
     threads = f"{torch.get_num_threads()} CPU threads"
     log.say(f"device {run.policy}; {threads}; {peak_line}; {compile_line}; {run.parallel_line}")
     size = f"model {run.num_params / 1e6:.1f} M parameters, {run.model.h[0].attn.impl} attention"
-    log.say(f"{size}; {run.optimizer_line}; {o.max_steps} steps of {run.step_tokens} tokens")
+    log.say(f"{size}; {run.optimizer_line}; {o.max_steps} steps of {run.amount(1)}")
     train, val = (run.data.meta["splits"][split]["bytes"] / 1e6 for split in ("train", "val"))
     log.say(f"data {run.data.meta['source']}: {train:,.1f} MB to train on, {val:,.1f} MB held out")
     if run.resumed_from:
@@ -416,8 +419,7 @@ def finish(
     bits = compare_with_compressors(run.data) if run.world.is_main and e.compressors else {}
     for compressor, value in sorted(bits.items(), key=lambda item: -item[1]):
         log.say(f"{value:7.3f} bits per byte  {compressor}")
-    tokens = run.step * run.step_tokens
-    log.say(f"{val.bits_per_byte:7.3f} bits per byte  this model, after {tokens:,} tokens")
+    log.say(f"{val.bits_per_byte:7.3f} bits per byte  this model, after {run.amount(run.step)}")
     commands = ways_on(run)
     if run.world.is_main:
         further = {name: f"{value:.4g}" for name, value in judge.figures.items()}
@@ -460,7 +462,7 @@ def facts(
         "validation loss": f"{val.loss:.4f} nats per token on {val.tokens:,} tokens",
         "bits per byte": f"{val.bits_per_byte:.4f}",
         **{name: f"{value:.3f} bits per byte" for name, value in bits.items()},
-        "trained on": f"{run.step * run.step_tokens:,} tokens, {run.step} steps",
+        "trained on": f"{run.amount(run.step)}, {run.step} steps",
         "speed": f"{log.speed()}; {run.optimizer_line}; {run.parallel_line}",
         "parameters": f"{run.num_params:,}",
         "seconds": seconds + (" since the resume" if run.resumed_from else ""),
