@@ -269,17 +269,17 @@ def test_rows_that_are_shorter_than_the_context_count_with_the_tokens_that_they_
     assert f"20 steps of {rows} rows" in log and f"this model, after {20 * rows:,} rows" in log
 
 
-def test_a_look_that_finds_nothing_writes_nothing_and_leaves_the_figures_before_it(config):
+def test_the_judge_looks_once_a_step_and_a_look_that_finds_nothing_leaves_the_figures_before_it(config):
     found = [{"reward": 0.5}, {}]  # as a loader's, of what was drawn since the look before
-    config.eval.eval_every = 20
+    config.eval.eval_every = 10
     objective = replace(WEIGHTED, judge=lambda run: found.pop(0))
     result = train(config, progress="none", objective=objective)
     assert found == [] and result.figures == {"reward": 0.5}
-    assert [line["reward"] for line in read_metrics(config.folder) if "reward" in line] == [0.5]
-    assert all(len(line) > 1 for line in read_metrics(config.folder))
+    assert [line["step"] for line in read_metrics(config.folder) if "val_loss" in line] == [10, 20, 20]
+    assert [line["step"] for line in read_metrics(config.folder) if "reward" in line] == [10]
+    assert all(len(line) > 1 for line in read_metrics(config.folder))  # a number beside the step
     assert "reward" in (config.folder / "report.md").read_text()
-    log = (config.folder / "log.txt").read_text()
-    assert log.count("step 20: ") == 3  # two validations, one look
+    assert (config.folder / "log.txt").read_text().count("step 20: ") == 2  # validations
 
 
 def test_a_run_with_an_objective_goes_on_exactly_and_only_with_its_own_command(config):
