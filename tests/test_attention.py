@@ -539,7 +539,9 @@ def masks_for(T, S, n_head):
     blind = sees.clone()
     blind[:, :, min(1, T - 1)] = False
     numbers = torch.randn(T, S, generator=g, dtype=torch.float64)
-    return [sees, blind, sees[0, 0], sees[:1, :, :1], numbers, numbers.masked_fill(~blind[0, 0], -math.inf)]
+    blind_numbers = numbers.masked_fill(~blind[0, 0], -math.inf)
+    keys = sees[0, 0, 0]  # (S,): of the keys alone
+    return [sees, blind, sees[0, 0], sees[:1, :, :1], keys, numbers, numbers[0], blind_numbers]
 
 
 @pytest.mark.parametrize("impl", ["naive", "fused"])

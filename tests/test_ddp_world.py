@@ -129,6 +129,7 @@ def test_each_process_takes_the_gpu_of_its_local_rank_and_too_few_gpus_are_refus
     taken = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     assert ddp_world._pick_device("auto", 3, 4) == torch.device("cuda:3") == taken[-1]
     assert ddp_world._pick_device("cuda", 2, 4) == torch.device("cuda:2")

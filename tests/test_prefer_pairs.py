@@ -115,6 +115,7 @@ def test_answers_are_those_of_their_seed_whatever_stands_beside_them():
     assert [len(answers) for answers in together] == [4, 4, 4]
     flat = [ids for answers in together for ids in answers]
     assert None in flat and all(len(ids) < 6 and 4 not in ids for ids in flat if ids is not None)
+    assert len(draw_answers(model, prompts, 4, {4}, seed=2**62, max_new_tokens=6)) == 3
 
 
 def test_ranking_pairs_different_scores_only_and_each_text_once():

@@ -56,7 +56,9 @@ def config(config, start):
 LEARN = Preferences(pairs_of(10), pairs_of(4, seed=1), beta=0.3)
 
 
-def test_every_pair_comes_once_an_epoch_chosen_above_rejected(config):
+@pytest.mark.parametrize("seed", [1337, 2**62])  # the largest that a config may have
+def test_every_pair_comes_once_an_epoch_chosen_above_rejected(config, seed):
+    config.run.seed = seed
     with_pairs = Objective(loader=lambda run: PairLoader(run, LEARN))
     run = open_run(config, objective=with_pairs)
     rows, all_x = [], pair_rows(LEARN.pairs)[0].tolist()

@@ -20,7 +20,7 @@ import torch
 import tinygpt.run.loop as run_loop
 from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss
 from tinygpt.ddp.world import run_processes
-from tinygpt.measure.speed import host_reads
+from tinygpt.measure.speed import StepMeter, host_reads
 from tinygpt.run.config import EvalConfig
 from tinygpt.run.folder import claim_folder
 from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due
@@ -166,7 +166,7 @@ def test_the_log_writes_each_step_once_however_rarely_it_is_read(run):
 def test_the_loss_in_the_log_is_the_mean_over_the_ranks(run, monkeypatch):
     monkeypatch.setattr(run.parallel, "mean", lambda losses: losses / 2 + 5)  # another rank has 10
     with Log(run) as log:
-        log.add(torch.tensor(3.0), torch.tensor(1.0), 1e-3)
+        log.add(torch.tensor(3.0), torch.tensor(1.0), 1e-3, 128)
         log.read()
         assert log.losses == [6.5]
 
@@ -243,6 +243,43 @@ def test_an_objective_brings_its_rows_its_loss_its_count_and_its_figures(config)
     config.run.name = "on-two"
     for losses in run_processes(weighted_losses, 2, config):
         assert losses == pytest.approx(plain.losses, rel=1e-4)
+
+
+class Short(Weighted):
+    "The same rows, cut to a quarter of their tokens."
+
+    def __next__(self):
+        x, y = super().__next__()
+        return x[:, : x.shape[1] // 4], y[:, : x.shape[1] // 4]
+
+
+def test_rows_that_are_shorter_than_the_context_count_with_the_tokens_that_they_have(config, monkeypatch):
+    counted = []
+    monkeypatch.setattr(StepMeter, "add", lambda meter, tokens: counted.append(tokens))
+    rows, T = config.data.batch_size, config.model.block_size
+    train(config, progress="none")
+    assert counted == [rows * T] * 20
+    report = config.folder / "report.md"
+    assert f"| trained on | {20 * rows * T:,} tokens, 20 steps |" in report.read_text()
+    config.run.name, counted[:] = "short", []
+    train(config, progress="none", objective=replace(WEIGHTED, loader=Short))
+    assert counted == [rows * T // 4] * 20
+    report, log = config.folder / "report.md", (config.folder / "log.txt").read_text()
+    assert f"| trained on | {20 * rows:,} rows, 20 steps |" in report.read_text()
+    assert f"20 steps of {rows} rows" in log and f"this model, after {20 * rows:,} rows" in log
+
+
+def test_the_judge_looks_once_a_step_and_a_look_that_finds_nothing_leaves_the_figures_before_it(config):
+    found = [{"reward": 0.5}, {}]  # as a loader's, of what was drawn since the look before
+    config.eval.eval_every = 10
+    objective = replace(WEIGHTED, judge=lambda run: found.pop(0))
+    result = train(config, progress="none", objective=objective)
+    assert found == [] and result.figures == {"reward": 0.5}
+    assert [line["step"] for line in read_metrics(config.folder) if "val_loss" in line] == [10, 20, 20]
+    assert [line["step"] for line in read_metrics(config.folder) if "reward" in line] == [10]
+    assert all(len(line) > 1 for line in read_metrics(config.folder))  # a number beside the step
+    assert "reward" in (config.folder / "report.md").read_text()
+    assert (config.folder / "log.txt").read_text().count("step 20: ") == 2  # validations
 
 
 def test_a_run_with_an_objective_goes_on_exactly_and_only_with_its_own_command(config):
@@ -617,9 +654,9 @@ def test_ten_bad_steps_in_a_row_end_a_run_and_nine_do_not(run):
     with Log(run) as log:
         for losses in ([bad] * 9 + [fine], [bad] * 9):
             for loss in losses:
-                log.add(loss, norm, 1e-3)
+                log.add(loss, norm, 1e-3, 128)
             log.read()  # however the steps fall into readings
-        log.add(bad, norm, 1e-3)
+        log.add(bad, norm, 1e-3, 128)
         with pytest.raises(UserError, match="10 steps in a row"):
             log.read()
 
@@ -632,7 +669,7 @@ def test_no_checkpoint_is_removed_while_steps_go_wrong(run):
 
         def after(step, loss):
             run.step = step
-            log.add(loss, norm, 1e-3)
+            log.add(loss, norm, 1e-3, 128)
             log.read()
             keeper.save()
             return [folder.name for folder in checkpoints(run.folder)]

@@ -267,7 +267,9 @@ def fused_attention(
     "PyTorch's `scaled_dot_product_attention`, asked for the fastest kernel that is right."
     T, S = q.size(2), k.size(2)
     if mask is not None:  # all in one mask: SDPA takes one, or its own triangle
-        mask = _join(mask, visible(*last_positions(T, S, q.device), window)) if causal else mask
+        if causal:
+            mask = _join(mask, visible(*last_positions(T, S, q.device), window))
+        mask = torch.atleast_2d(mask)  # SDPA takes none of the keys alone, (S,)
         mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
         causal = False
         window = None

@@ -77,7 +77,8 @@ def batch_ramp(
 ) -> Callable[[int], int]:
     """A function tokens seen -> tokens of the next batch, from `start` linearly to `full`.
 
-    Brown et al. 2020, appendix B. UserError for sizes that do not fit.
+    Brown et al. 2020, appendix B. For a loop of your own: the trainer's batch has one size.
+    UserError for sizes that do not fit.
     """
     problems = []
     if not (0 < start <= full and ramp_tokens >= 0 and multiple > 0):

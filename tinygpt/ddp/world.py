@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ..precision import choose_device
 from ..support import UserError
 
 # %% ../../nbs/more/13_ddp_world.ipynb #world
@@ -225,35 +226,16 @@ def connect_store(
 # %% ../../nbs/more/13_ddp_world.ipynb #device
 def _pick_device(device: str, local_rank: int, local_size: int | None) -> torch.device:
     "The device of this process; `local_size` processes share the machine (None: it is alone)."
-    if device == "auto":
-        if torch.cuda.is_available():
-            device = "cuda"
-        elif local_size is None and torch.backends.mps.is_available():  # MPS knows no collectives
-            device = "mps"
-        else:
-            device = "cpu"
-    try:
-        device = torch.device(device)
-    except RuntimeError:
-        raise UserError(f"device = {str(device)[:80]!r} is none: choose auto, cpu, cuda or mps") from None
+    if device == "auto" and local_size is not None and not torch.cuda.is_available():
+        device = "cpu"  # not MPS, which knows no collectives
+    device, _ = choose_device(device)
     if device.type == "mps" and local_size is not None:
         raise UserError(
             "device = 'mps' works in a process alone, for MPS knows no collectives: choose auto or cpu"
         )
-    here = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not here.get(device.type):
-        raise UserError(
-            f"device = {str(device)!r} is not there for torch on this machine: choose auto or cpu"
-        )
     if device.type != "cuda":
         return device
     gpus = torch.cuda.device_count()
-    if (device.index or 0) >= gpus:
-        raise UserError(f"device = {str(device)!r} is not there, the last is cuda:{gpus - 1}: choose auto")
     wanted = local_size or 1
     if wanted > gpus:
         raise UserError(

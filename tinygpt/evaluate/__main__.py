@@ -31,7 +31,6 @@ from tinygpt.evaluate.score import (
 )
 from .tasks import check_finite, evaluate_task, task_line
 from ..model import GPT
-from ..precision import choose_device
 from ..support import UserError, atomic_path, command, parse_options, read_json
 from ..tokenizer import Tokenizer
 
@@ -221,10 +220,7 @@ def main(argv: list[str]) -> None:
     if getattr(options, unused) is not None:
         kind = "a task" if options.task else "a text"
         raise UserError(f"{unused} is not for {kind}: leave it out, or give --{instead.replace('_', '-')}")
-    if "WORLD_SIZE" in os.environ:
-        world = init_world(options.device, timeout=600)
-    else:
-        world = World(device=choose_device(options.device)[0])
+    world = init_world(options.device, timeout=600)
     model, tokenizer, checkpoint = open_model(options.run, world.device)
     data, batch_size = options.data, options.batch_size
     if options.task:

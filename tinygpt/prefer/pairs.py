@@ -131,7 +131,8 @@ def draw_answers(
     rows = []
     for i, prompt in enumerate(prompts):
         for k in range(n):
-            rows.append(Row(prompt, torch.Generator().manual_seed(1_000_003 * seed + n * i + k)))
+            own = (1_000_003 * seed + n * i + k) % 2**63  # torch takes no more bits
+            rows.append(Row(prompt, torch.Generator().manual_seed(own)))
     write_rows(model, rows, batch_size, max_new_tokens, temperature, ends=ends)
     answers = [row.new if row.finish == "eot" else None for row in rows]
     return [answers[i : i + n] for i in range(0, len(answers), n)]

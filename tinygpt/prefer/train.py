@@ -148,7 +148,8 @@ class PairLoader:
     def _place(self, i: int) -> int:
         "Which pair comes as the i-th, counted over all epochs."
         epoch, place = divmod(i, self.n)
-        generator = torch.Generator().manual_seed(1_000_003 * self.run.config.run.seed + epoch)
+        seed = 1_000_003 * self.run.config.run.seed + epoch
+        generator = torch.Generator().manual_seed(seed % 2**63)  # torch takes no more bits
         return torch.randperm(self.n, generator=generator)[place].item()
 
     def state_dict(self) -> dict:

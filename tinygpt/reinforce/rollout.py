@@ -255,7 +255,7 @@ class RolloutLoader:
         part = self.run.world.world_size / self.run.config.data.batch_size
         whole = self.recipe.max_new_tokens
         lengths = [len(answer.new) if self.recipe.length == "own" else whole for answer in answers]
-        weights = [part / length for length in lengths]
+        weights = [part / tokens for tokens in lengths]
         start = answer_logprobs(self.start, answers) if self.start is not None else None
         x, y = answer_table(answers, torch.tensor(advantage), length, weights, start)
         return x.to(self.run.policy.device), y.to(self.run.policy.device)

@@ -149,10 +149,10 @@ class Log:
         "A context whose time is not training time."
         return self.meter.pause()
 
-    def add(self, loss: torch.Tensor, norm: torch.Tensor, rate: float):
-        "Take the numbers of the step that was just made. Nothing is read."
+    def add(self, loss: torch.Tensor, norm: torch.Tensor, rate: float, tokens: int):
+        "Take what the stepper returned for the step that was just made. Nothing is read."
         self.pending.append((self.run.step, loss, norm, rate))
-        self.meter.add(self.run.step_tokens)
+        self.meter.add(tokens)
         self.bar.update()
 
     def read(self):
@@ -231,8 +231,11 @@ class Stepper:
         self.model = module if loss_fn is None else partial(_with_loss, loss_fn, module)
         run.model.train()
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-        "One step on these rows: (loss, gradient norm, AdamW's rate); the first two stay on the device."
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float, int]:
+        """One step on these rows: (loss, gradient norm, AdamW's rate, tokens of all processes with padding).
+
+        The first two stay on the device.
+        """
         run, d, o = self.run, self.run.config.data, self.run.config.optim
         scale = run.schedule(run.step)
         for group, top in zip(run.parallel.optimizer.param_groups, run.top_rates):
@@ -250,7 +253,7 @@ class Stepper:
             clip_fn=run.parallel.clip,
             scaler=run.scaler,
         )
-        return loss, norm, o.learning_rate * scale
+        return loss, norm, o.learning_rate * scale, x.numel() * run.world.world_size
 
 
 def _with_loss(loss_fn, module, x, y, reduction):
@@ -264,8 +267,8 @@ class Judge:
     def __init__(self, run: Run, log: Log):
         self.run, self.log, self.score = run, log, judge_of(run)
         self.last: Score | None = None  # of the newest validation
-        self.figures: dict[str, float] = {}  # of the newest validation, from the run's objective
-        self.last_step = -1  # when that was
+        self.figures: dict[str, float] = {}  # the newest, from the run's objective
+        self.last_step = self.last_look = -1  # when these were
 
     def validate(self, max_tokens: int | None = None) -> Score:
         "Score the validation text; the default is `eval_tokens` of it."
@@ -277,7 +280,7 @@ class Judge:
         values = dict(val_loss=score.loss, val_bits_per_byte=score.bits_per_byte, val_tokens=score.tokens)
         log.write(step=run.step, **values)
         self.last, self.last_step = score, run.step
-        if run.objective.judge is not None:
+        if run.objective.judge is not None and self.last_look != run.step:
             self.look()
         return score
 
@@ -285,11 +288,13 @@ class Judge:
         "What the run's objective measures besides."
         run, log = self.run, self.log
         with log.pause():
-            self.figures = run.objective.judge(run)
-        log.say(
-            f"step {run.step}: " + ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items())
-        )
-        log.write(step=run.step, **self.figures)
+            figures = run.objective.judge(run)
+        self.last_look = run.step
+        if not figures:  # nothing new since the last look
+            return
+        self.figures = figures
+        log.say(f"step {run.step}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+        log.write(step=run.step, **figures)
 
     def val_loss(self) -> float | None:
         "The validation loss of the model as it is now, if it was validated."
@@ -364,7 +369,7 @@ def introduce(
     threads = f"{torch.get_num_threads()} CPU threads"
     log.say(f"device {run.policy}; {threads}; {peak_line}; {compile_line}; {run.parallel_line}")
     size = f"model {run.num_params / 1e6:.1f} M parameters, {run.model.h[0].attn.impl} attention"
-    log.say(f"{size}; {run.optimizer_line}; {o.max_steps} steps of {run.step_tokens} tokens")
+    log.say(f"{size}; {run.optimizer_line}; {o.max_steps} steps of {run.amount(1)}")
     train, val = (run.data.meta["splits"][split]["bytes"] / 1e6 for split in ("train", "val"))
     log.say(f"data {run.data.meta['source']}: {train:,.1f} MB to train on, {val:,.1f} MB held out")
     if run.resumed_from:
@@ -415,8 +420,7 @@ def finish(
     bits = compare_with_compressors(run.data) if run.world.is_main and e.compressors else {}
     for compressor, value in sorted(bits.items(), key=lambda item: -item[1]):
         log.say(f"{value:7.3f} bits per byte  {compressor}")
-    tokens = run.step * run.step_tokens
-    log.say(f"{val.bits_per_byte:7.3f} bits per byte  this model, after {tokens:,} tokens")
+    log.say(f"{val.bits_per_byte:7.3f} bits per byte  this model, after {run.amount(run.step)}")
     commands = ways_on(run)
     if run.world.is_main:
         further = {name: f"{value:.4g}" for name, value in judge.figures.items()}
@@ -459,7 +463,7 @@ def facts(
         "validation loss": f"{val.loss:.4f} nats per token on {val.tokens:,} tokens",
         "bits per byte": f"{val.bits_per_byte:.4f}",
         **{name: f"{value:.3f} bits per byte" for name, value in bits.items()},
-        "trained on": f"{run.step * run.step_tokens:,} tokens, {run.step} steps",
+        "trained on": f"{run.amount(run.step)}, {run.step} steps",
         "speed": f"{log.speed()}; {run.optimizer_line}; {run.parallel_line}",
         "parameters": f"{run.num_params:,}",
         "seconds": seconds + (" since the resume" if run.resumed_from else ""),

@@ -322,8 +322,14 @@ class Run:
 
     @property
     def step_tokens(self) -> int:
-        "Tokens of an optimizer step, over all processes."
+        "Tokens of an optimizer step, over all processes; of an objective's own rows the most."
         return self.config.data.batch_size * self.config.model.block_size
+
+    def amount(self, steps: int) -> str:
+        "What so many steps read, in words: rows, where an objective brings its own, which may be shorter."
+        if self.objective.loader is None:
+            return f"{steps * self.step_tokens:,} tokens"
+        return f"{steps * self.config.data.batch_size:,} rows"
 
     def state(self) -> dict:
         "What a checkpoint holds besides weights and optimizer. All processes call it together."
@@ -365,7 +371,7 @@ def begin_run(
     on_all(world, lambda: check_vocabulary(config, weights, data))
     on_all(world, fits)  # the vocabulary is known
     config.eval.prompt = on_all(world, lambda: choose_prompt(config, data))
-    peak = machine_peak(policy.device, policy.dtype)  # before the seed: it draws random numbers
+    peak = machine_peak(policy.device, policy.dtype)
 
     torch.manual_seed(config.run.seed)
     model = (weights or GPT(config.model)).to(policy.device)
