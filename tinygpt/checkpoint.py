@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.utils._pytree import tree_leaves
 
 from .data.tokens import sha256_file
 from .model import GPT, GPTConfig
@@ -120,13 +121,7 @@ def tensor_bytes(
     tree,  # tensors in dicts and lists of any depth
 ) -> int:
     "The bytes of all tensors in it."
-    if isinstance(tree, torch.Tensor):
-        return tree.nbytes
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    if isinstance(tree, (list, tuple)):
-        return sum(tensor_bytes(value) for value in tree)
-    return 0
+    return sum(t.nbytes for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
 
 
 @contextmanager
@@ -501,10 +496,8 @@ def what_differs(
         "torch": (versions.get("torch"), torch.__version__),
         "numpy": (versions.get("numpy"), np.__version__),
     }
-    differs = []
-    for name, (before, now) in pairs.items():
-        if before not in (None, now):
-            differs.append(
-                f"{name}: {before} before, {now} now; the run goes on, but its last digits will differ"
-            )
-    return differs
+    return [
+        f"{name}: {before} before, {now} now; the run goes on, but its last digits may differ"
+        for name, (before, now) in pairs.items()
+        if before not in (None, now)
+    ]

@@ -74,19 +74,10 @@ class _FlatStep(_FlatLayout):
         else:  # a call for each parameter, with its own number of steps
             pieces = [(self.steps[p], part) for p, part, _ in self.segments(changed)]
         weights = self.weights[self.low : self.high]
-        group = self.group
+        options = [self.group[name] for name in ("lr", "betas", "eps", "weight_decay")]
         for step, part in pieces:
-            adamw_update(
-                weights[part],
-                self.grad[part],
-                self.exp_avg[part],
-                self.exp_avg_sq[part],
-                step,
-                group["lr"],
-                group["betas"],
-                group["eps"],
-                group["weight_decay"],
-            )
+            moments = self.exp_avg[part], self.exp_avg_sq[part]
+            adamw_update(weights[part], self.grad[part], *moments, step, *options)
         return self.wire.all_gather(self.weights, self.label) if changed else []
 
 # %% ../nbs/15_zero.ipynb #flat-saved
