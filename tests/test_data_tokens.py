@@ -363,6 +363,18 @@ def test_a_text_is_split_at_a_separator_as_a_shell_hands_it_over(tmp_path, separ
     assert sorted(corpus.train + corpus.val) == sorted(stories) and len(corpus.val) == 1
 
 
+@pytest.mark.parametrize("separator", ["\\n\\n", "\\r\\n\\r\\n", "\n\n", "---\\n", "\\n---\\n"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_separator_divides_a_text_whichever_line_ends_it_has(tmp_path, separator, line_end):
+    stories = [f"Story {i} begins.\nAnd it ends." for i in range(30)]
+    written = "\n\n---\n".join(stories) if "-" in separator else "\n\n".join(stories)
+    (tmp_path / "s.txt").write_text(written, newline=line_end)
+    wanted = [story.replace("\n", line_end) for story in stories]
+    corpus = load_corpus(str(tmp_path / "s.txt"), separator)
+    [chunk] = find_documents(str(tmp_path / "s.txt"), separator=separator).chunks(0)
+    assert sorted(corpus.train + corpus.val) == sorted(wanted) and chunk.texts == wanted
+
+
 def test_a_text_with_the_special_token_spelled_out_is_warned_of_with_the_count(tmp_path, capsys):
     (tmp_path / "s.txt").write_text("A story and its end.\n<|endoftext|>\n" * 30)
     prepare(str(tmp_path / "s.txt"), "byte", progress=True)

@@ -442,6 +442,16 @@ def test_a_batch_without_targets_costs_nothing_and_moves_nothing():
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
+@every_config
+def test_a_batch_without_rows_costs_nothing_and_moves_nothing(name):
+    model = make(CONFIGS[name])
+    idx = torch.zeros(0, 24, dtype=torch.int64)  # of a rank that got no rows of a last, short batch
+    logits, loss = model(idx, idx, reduction="sum")
+    loss.backward()
+    assert logits.shape == (0, 24, 100) and loss == 0
+    assert all((p.grad == 0).all() for p in model.parameters())
+
+
 @pytest.mark.parametrize(
     "dtype, expected",
     [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float64, torch.float64)],

@@ -213,7 +213,8 @@ class Attention(nn.Module):
                 "give rope_table(block_size, head_dim, rope_theta)[:, :T]"
             )
         B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, -1, c.head_dim).transpose(1, 2)  # (B, all heads, T, head_dim)
+        heads = c.n_head + 2 * c.kv_heads  # a number, not -1: that could be anything where B is 0
+        qkv = self.c_attn(x).view(B, T, heads, c.head_dim).transpose(1, 2)  # (B, all heads, T, head_dim)
         q, k, v = qkv.split([c.n_head, c.kv_heads, c.kv_heads], dim=1)
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)

@@ -11,13 +11,14 @@ import codecs
 import gzip
 import io
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 
-from .tokens import EOT_TEXT, encoding_problem, unescape
+from .tokens import EOT_TEXT, _separator_pattern, encoding_problem
 from ..support import UserError
 
 # %% ../../nbs/more/03_data_chunks.ipynb #report
@@ -110,11 +111,11 @@ def _unzstd(file) -> Iterator[bytes]:
         raise EOFError("the last frame has no end")
 
 
-def _split_at(blocks: Iterator[bytes], separator: bytes, name: str) -> Iterator[bytes]:
+def _split_at(blocks: Iterator[bytes], split: Callable[[bytes], list], name: str) -> Iterator[bytes]:
     "What stands between the separators, in blocks of bytes that end anywhere."
     rest = b""
     for block in blocks:
-        *whole, rest = (rest + block).split(separator)
+        *whole, rest = split(rest + block)
         for piece in whole:
             _check_length(piece, name)
             yield piece
@@ -143,7 +144,7 @@ def read_lines(
 ) -> Iterator[bytes]:
     "The lines of a text file, plain or compressed. UserError for one that is too long to be a document."
     if name.endswith(".zst"):
-        return _split_at(_unzstd(file), b"\n", name)
+        return _split_at(_unzstd(file), lambda text: text.split(b"\n"), name)
     if name.endswith(".gz"):
         file = gzip.open(file)
     elif isinstance(file, io.RawIOBase):
@@ -214,7 +215,8 @@ def read_separated(
 ) -> Iterator[Chunk]:
     "The chunks of a text file that holds many documents, from number `skip` on."
     blocks = iter(partial(file.read, 1 << 20), b"")
-    pieces = enumerate(_split_at(blocks, unescape(separator).encode(), name), 1)
+    split = re.compile(_separator_pattern(separator).encode()).split
+    pieces = enumerate(_split_at(blocks, split, name), 1)
     if skip:
         next(islice(pieces, skip * chunk_rows - 1, None), None)
     for index in count(skip):

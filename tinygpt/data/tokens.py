@@ -14,6 +14,7 @@ import codecs
 import glob
 import hashlib
 import json
+import re
 import shlex
 import shutil
 import stat
@@ -124,15 +125,20 @@ def split_text(
     "The documents of a text, without empty ones and without the line ends around a separator."
     if not separator:
         return [text] if text else []
-    pieces = text.split(unescape(separator))
+    pieces = re.split(_separator_pattern(separator), text)
     if len(pieces) == 1:
         return [text] if text else []
     return [piece for piece in (piece.strip("\r\n") for piece in pieces) if piece]
 
 
 def unescape(separator: str) -> str:
-    "A separator as it stands in the text: a shell hands over \\n and \\t as two characters."
-    return separator.replace("\\n", "\n").replace("\\t", "\t")
+    "A separator as it stands in the text: a shell hands over \\n, \\r and \\t as two characters."
+    return separator.replace("\\r", "\r").replace("\\n", "\n").replace("\\t", "\t")
+
+
+def _separator_pattern(separator: str) -> str:
+    "A regular expression for a separator. A line end in it is any: those of a file from Windows are \\r\\n."
+    return re.escape(unescape(separator).replace("\r\n", "\n")).replace("\\\n", "\r?\n")
 
 # %% ../../nbs/more/03_data_tokens.ipynb #readers
 def read_text(path: Path) -> str:
