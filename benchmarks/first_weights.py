@@ -18,7 +18,7 @@ from tinygpt.model import GPT, GPTConfig
 
 RECORD = Path(__file__).parent / "results" / "first_weights.json"
 SHAPE = dict(vocab_size=256, block_size=64, n_head=1, n_layer=8, n_embd=32, tie_weights=False)
-LARGE = SHAPE | dict(n_head=4, n_layer=24, n_embd=128)
+LARGE = dict(n_head=4, n_layer=24, n_embd=128)
 
 # name: (the row it is compared with, what differs from SHAPE, scheme)
 ROWS = {

@@ -134,6 +134,8 @@ def test_each_process_takes_the_gpu_of_its_local_rank_and_too_few_gpus_are_refus
     assert ddp_world._pick_device("auto", 3, 4) == torch.device("cuda:3") == taken[-1]
     assert ddp_world._pick_device("cuda", 2, 4) == torch.device("cuda:2")
     assert ddp_world._pick_device("cuda:1", 0, None) == torch.device("cuda:1")  # alone: as asked
+    with pytest.raises(UserError, match="torch sees 4 CUDA GPUs: use auto, or cuda:0 to cuda:3"):
+        ddp_world._pick_device("cuda:4", 0, None)
     too_few = "8 processes on this machine want a GPU each, and it has 4: start with --nproc-per-node 4"
     with pytest.raises(UserError, match=too_few):
         ddp_world._pick_device("auto", 0, 8)

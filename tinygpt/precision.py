@@ -39,8 +39,8 @@ def choose_device(
         raise UserError(f"device = {device} is not known: use auto, cpu, cuda, cuda:1 or mps")
     count = torch.cuda.device_count()
     if chosen.type == "cuda" and (chosen.index or 0) >= count:
-        remedy = "use auto, or install a CUDA build of torch"
-        raise UserError(f"device = {device}, but torch sees {count} CUDA GPUs: {remedy}")
+        other = f"cuda:0 to cuda:{count - 1}" if count else "install a CUDA build of torch"
+        raise UserError(f"device = {device}, but torch sees {count} CUDA GPUs: use auto, or {other}")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"device = {device}, but this machine has no MPS: use --device auto")
     return chosen, "asked for"

@@ -268,7 +268,7 @@ class Judge:
         self.run, self.log, self.score = run, log, judge_of(run)
         self.last: Score | None = None  # of the newest validation
         self.figures: dict[str, float] = {}  # the newest, from the run's objective
-        self.last_step = self.last_look = -1  # when these were
+        self.last_step = -1  # when these were
 
     def validate(self, max_tokens: int | None = None) -> Score:
         "Score the validation text; the default is `eval_tokens` of it."
@@ -279,8 +279,9 @@ class Judge:
         log.say(f"step {run.step}: validation loss {score.loss:.4f}, {bits}")
         values = dict(val_loss=score.loss, val_bits_per_byte=score.bits_per_byte, val_tokens=score.tokens)
         log.write(step=run.step, **values)
+        looked = self.last_step == run.step  # a longer validation of the same weights asks no question again
         self.last, self.last_step = score, run.step
-        if run.objective.judge is not None and self.last_look != run.step:
+        if run.objective.judge is not None and not looked:
             self.look()
         return score
 
@@ -289,7 +290,6 @@ class Judge:
         run, log = self.run, self.log
         with log.pause():
             figures = run.objective.judge(run)
-        self.last_look = run.step
         if not figures:  # nothing new since the last look
             return
         self.figures = figures
