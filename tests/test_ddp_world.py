@@ -410,3 +410,28 @@ def test_a_rank_that_stops_after_the_meeting_does_not_hang_the_others(port):
 
 def test_the_time_for_meeting_is_not_that_of_the_collectives():
     assert run_processes(seconds_that_a_collective_may_take, 2) == [1234.0, 1234.0]
+
+
+LEAVES = """
+import weakref
+import torch
+import torch.distributed as dist
+from tinygpt.ddp.world import close_world, init_world
+init_world("cpu")
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.AdamW([weight])
+weight.sum().backward()
+dist.all_reduce(weight.grad, async_op=True).wait()
+optimizer.step()
+group = weakref.ref(dist.group.WORLD)
+close_world()
+print("held" if group() else "gone")
+"""
+
+
+@pytest.mark.slow
+def test_nobody_holds_the_group_once_a_program_has_left_it(port):
+    "Held, its threads run on while Python ends, and one that gives a tensor back then aborts the process."
+    env = os.environ | place_of(0, 1, port, OMP_NUM_THREADS=1)
+    done = subprocess.run([sys.executable, "-c", LEAVES], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "gone"), done.stderr

@@ -283,6 +283,9 @@ def _set_timeout(timeout: timedelta) -> None:
 
 def _make_group(world: World, timeout: float, meeting: float | None) -> None:
     "The process group, of ranks that have met; the time for meeting holds for making it too."
+    # first: this module has the group that it finds as a default, and would keep it past `close_world`
+    import torch.distributed.nn.functional  # noqa: F401  (an optimizer imports it)
+
     store = connect_store("group", timeout, meeting)
     limit = min(timeout, _meeting_limit() if meeting is None else meeting)
     cuda = world.device.type == "cuda"
@@ -307,7 +310,7 @@ def close_world() -> None:
     "Leave the process group together, where there is one."
     if dist.is_available() and dist.is_initialized():
         dist.barrier()  # without it gloo aborts at exit now and then, when a neighbour is gone already
-        dist.destroy_process_group()
+        dist.destroy_process_group()  # ends the threads of gloo, once nobody holds the group any more
 
 # %% ../../nbs/more/13_ddp_world.ipynb #child
 def _child(fn, args, rank, world_size, port, folder, deadline, threads, device, environment):
