@@ -198,24 +198,29 @@ def _mean_square(norms):
 # %% ../nbs/12_accumulate.ipynb #noise-measure
 def measure_noise_scale(
     model: nn.Module,  # model(x, y, reduction="sum") -> (logits, sum of the losses)
-    # big batches (x, y), each (rows, T); several make the estimate steadier
+    # big batches (x, y), each (rows, T), all of as many rows; several make the estimate steadier
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     micro_batch_size: int = 1,  # rows of a small batch; divides rows
     autocast=contextlib.nullcontext,  # as in `accumulate_gradients`
 ) -> NoiseScale:
     """The noise scale of `model` as it is, in rows. Gradients that were there are lost.
 
-    UserError if rows do not divide.
+    UserError if rows do not divide, if batches differ in rows, or if there is no batch.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     small = []
     big = []
+    rows = None
     for x, y in batches:
-        k = len(x) // micro_batch_size
-        if len(x) % micro_batch_size or k < 2:
+        if not 0 < micro_batch_size < len(x) or len(x) % micro_batch_size:
             raise UserError(
                 f"a batch of {len(x)} rows does not divide into micro-batches of {micro_batch_size}: "
                 "choose a proper divisor"
+            )
+        rows = rows or len(x)
+        if len(x) != rows:
+            raise UserError(
+                f"batches of {rows} and of {len(x)} rows: give batches that all have as many rows"
             )
         sums = None
         for xb, yb in zip(x.split(micro_batch_size), y.split(micro_batch_size)):
@@ -224,7 +229,8 @@ def measure_noise_scale(
             grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
             small.append(nn.utils.get_total_norm(grads))
             sums = grads if sums is None else torch._foreach_add(sums, grads)
-        big.append(nn.utils.get_total_norm(sums) / k)
-        rows = len(x)
+        big.append(nn.utils.get_total_norm(sums) * micro_batch_size / rows)
+    if rows is None:
+        raise UserError("there is no batch to measure: give at least one pair (x, y)")
     model.zero_grad(set_to_none=True)
     return gradient_noise_scale(small, big, micro_batch_size, rows)
