@@ -1446,7 +1446,7 @@ SLIPS = [
     Slip(
         "accumulate",
         "measure_noise_scale",
-        "nn.utils.get_total_norm(sums) / k",
+        "nn.utils.get_total_norm(sums) * micro_batch_size / rows",
         "nn.utils.get_total_norm(sums)",
         "sum for mean",
     ),

@@ -359,9 +359,23 @@ def test_sizes_that_cannot_be_are_refused(model, batch):
         gradient_noise_scale([1.0], [1.0], 8, 8)
     with pytest.raises(UserError, match="at least one norm"):
         gradient_noise_scale([], [1.0], 1, 8)
-    for micro in (2, 7, 9):
+    for micro in (0, 2, 7, 9):
         with pytest.raises(UserError, match="does not divide"):
             measure_noise_scale(model, [batch], micro)
+
+
+def test_batches_of_two_sizes_have_no_noise_scale(model, batch):
+    "The estimate has one size for all big batches; it once took that of the last, in silence."
+    x, y = batch
+    for sizes in ((6, 4), (4, 6)):
+        with pytest.raises(UserError, match=f"batches of {sizes[0]} and of {sizes[1]} rows"):
+            measure_noise_scale(model, [(x[:n], y[:n]) for n in sizes], 2)
+
+
+@pytest.mark.parametrize("none", [[], iter(())])
+def test_no_batches_have_no_noise_scale(model, none):
+    with pytest.raises(UserError, match="there is no batch"):
+        measure_noise_scale(model, none, 2)
 
 
 def test_the_returned_loss_is_a_number_without_a_graph(model, batch):
