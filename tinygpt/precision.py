@@ -84,6 +84,10 @@ class Policy:
     scaler: bool = False  # whether gradients need a loss scaler (float16 only)
     tf32: bool = False  # whether float32 products may round their inputs to 10 mantissa bits (CUDA)
 
+    def apply(self) -> None:
+        "Set torch's switch for float32 products. There is one in a process: call it where computing begins."
+        torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+
     def autocast(self):
         """A context for the forward pass and the loss.
 
@@ -106,7 +110,7 @@ def choose_policy(
     device: str = "auto",  # see `choose_device`
     dtype: str = "auto",  # "auto", "float32", "bfloat16", "float16"
 ) -> Policy:
-    """The policy for this machine, or the one asked for. On CUDA it sets TF32.
+    """The policy for this machine, or the one asked for. Choosing changes nothing: see `Policy.apply`.
 
     UserError where the device cannot do it.
     """
@@ -139,8 +143,6 @@ def choose_policy(
         why += "expect steps to take tens to hundreds of times as long as in float32"
 
     tf32 = on_cuda and dtype != "float32"  # who asks for float32 by name wants all its bits
-    if on_cuda:
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
     return Policy(chosen, pick, f"{reason}; {why}", scaler=pick == torch.float16, tf32=tf32)
 
 # %% ../nbs/08_precision.ipynb #unscale
