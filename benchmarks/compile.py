@@ -47,6 +47,7 @@ def child(args) -> dict:
         torch.set_num_threads(args.threads)
     config = preset(args.preset)
     policy = choose_policy(args.device, args.dtype)
+    policy.apply()
     torch.manual_seed(0)
     model = GPT(config.model).to(policy.device)
     o = config.optim

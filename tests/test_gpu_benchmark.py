@@ -225,7 +225,6 @@ def test_the_steps_of_the_ladder_and_of_the_peers_run(tmp_path, monkeypatch):
 
 
 def test_each_step_sets_the_switch_of_float32_products_before_it_begins(setup, monkeypatch):
-    "Making an optimizer sets it, too: to what its own policy says."
     exact, rounding = (training.Step(setup, 2, dtype="float32", tf32=tf32) for tf32 in (False, True))
     said = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,7 +41,14 @@ class FakeCuda:
         monkeypatch.setattr(
             torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation
         )
-        monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda how: setattr(self, "matmul", how))
+
+
+@pytest.fixture
+def switch():
+    "What torch's switch for float32 products says; it is put back after the test."
+    before = torch.get_float32_matmul_precision()
+    yield torch.get_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +60,35 @@ class FakeCuda:
         (True, "float32", torch.float32, False, "highest"),
     ],
 )
-def test_a_gpu_gets_the_format_that_its_hardware_has(monkeypatch, bf16, asked, dtype, scaler, matmul):
-    fake = FakeCuda(monkeypatch, bf16)
+def test_a_gpu_gets_the_format_that_its_hardware_has(monkeypatch, switch, bf16, asked, dtype, scaler, matmul):
+    FakeCuda(monkeypatch, bf16)
     policy = choose_policy("auto", asked)
-    assert (policy.device.type, policy.dtype, policy.scaler, fake.matmul) == ("cuda", dtype, scaler, matmul)
-    assert policy.tf32 == (matmul == "high") == ("TF32" in str(policy)), "what was set for TF32 is said"
+    assert (policy.device.type, policy.dtype, policy.scaler) == ("cuda", dtype, scaler)
+    policy.apply()
+    assert switch() == matmul
+    assert policy.tf32 == (matmul == "high") == ("TF32" in str(policy)), "what is set for TF32 is said"
+
+
+@pytest.mark.parametrize("now", ["highest", "high", "medium"])
+@pytest.mark.parametrize("asked", ["auto", "float32", "bfloat16"])
+def test_choosing_a_policy_or_checking_a_config_leaves_a_live_runs_switch_alone(
+    monkeypatch, switch, config, now, asked
+):
+    FakeCuda(monkeypatch, bf16=True)
+    torch.set_float32_matmul_precision(now)
+    for device in ("cuda", "cpu"):
+        choose_policy(device, asked)
+        config.system = replace(config.system, device=device, dtype=asked)
+        config.check()
+        assert switch() == now
+
+
+def test_the_policy_applied_last_holds_in_either_order(monkeypatch, switch):
+    FakeCuda(monkeypatch, bf16=True)
+    rounding, exact, on_cpu = choose_policy("cuda"), choose_policy("cuda", "float32"), choose_policy("cpu")
+    for policy, said in [(rounding, "high"), (exact, "highest"), (rounding, "high"), (on_cpu, "highest")]:
+        policy.apply()
+        assert switch() == said
 
 
 @pytest.mark.parametrize(

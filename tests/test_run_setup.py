@@ -20,9 +20,18 @@ from tinygpt.data.tokens import Corpus, write_token_data
 from tinygpt.evaluate.export import export_model
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
+from tinygpt.precision import Policy
 from tinygpt.run.config import load_config
 from tinygpt.run.presets import PRESETS, preset
-from tinygpt.run.setup import begin_run, choose_prompt, initial_model, last_words, open_run
+from tinygpt.run.setup import (
+    Objective,
+    begin_run,
+    choose_prompt,
+    initial_model,
+    last_words,
+    open_run,
+    score_run,
+)
 from tinygpt.support import UserError
 from tinygpt.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from tinygpt.train import main, train
@@ -315,6 +324,46 @@ def test_the_callers_config_stays_as_it_was(config):
     run = begin_run(config)
     assert config == before and run.config != config  # the run's has the vocabulary of its data
     assert run.config.model.vocab_size == run.data.tokenizer.n_vocab
+
+
+@pytest.mark.parametrize(
+    ("tf32", "before", "during"), [(True, "highest", "high"), (False, "high", "highest")]
+)
+def test_every_beginning_sets_the_switch_for_float32_products_before_it_computes(
+    config, monkeypatch, tf32, before, during
+):
+    "A run on a GPU is played by a policy on the CPU that wants what a GPU's would."
+    said, first = [], torch.get_float32_matmul_precision()
+
+    def note(real):
+        def noting(*args, **kw):
+            said.append(torch.get_float32_matmul_precision())
+            return real(*args, **kw)
+
+        return noting
+
+    policy = Policy(torch.device("cpu"), torch.float32, "for the test", tf32=tf32)
+    monkeypatch.setattr(run_setup, "choose_policy", lambda *a: policy)
+    monkeypatch.setattr(run_setup, "machine_peak", note(run_setup.machine_peak))  # the first products
+    monkeypatch.setattr(GPT, "forward", note(GPT.forward))
+    config.optim = replace(config.optim, max_steps=3)
+    longer = copy.deepcopy(config)
+    longer.optim = replace(config.optim, max_steps=5)
+    own = Objective(loss_fn=lambda module, x, y: module(x, y, reduction="sum")[1])
+    beginnings = [
+        lambda: quiet(config),
+        lambda: quiet(longer, resume=True),
+        lambda: quiet(config, objective=own, overwrite=True),  # as the later stages train
+        lambda: score_run(config, resume=True),
+    ]
+    try:
+        for begin in beginnings:
+            torch.set_float32_matmul_precision(before)
+            said.clear()
+            begin()
+            assert len(said) > 1 and set(said) == {during}
+    finally:
+        torch.set_float32_matmul_precision(first)
 
 
 def test_a_resumed_run_has_the_state_of_the_one_that_stopped(config, monkeypatch):

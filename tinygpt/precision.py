@@ -84,40 +84,34 @@ class Policy:
     scaler: bool = False  # whether gradients need a loss scaler (float16 only)
     tf32: bool = False  # whether float32 products may round their inputs to 10 mantissa bits (CUDA)
 
-    def autocast(self):
-        """A context for the forward pass and the loss.
+    def apply(self) -> None:
+        "Set torch's switch for float32 products. There is one in a process: call it where computing begins."
+        torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
 
-        The backward runs outside it, in the formats the forward recorded.
-        """
+    def autocast(self):
+        "A context for forward and loss. The backward runs outside, in the formats the forward recorded."
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def __str__(self):
-        extras = ""
-        if self.scaler:
-            extras += " with loss scaler"
-        if self.tf32:
-            extras += ", float32 products in TF32"
-        return f"{self.device}, {str(self.dtype).removeprefix('torch.')}{extras}: {self.reason}"
+        scaler = " with loss scaler" if self.scaler else ""
+        tf32 = ", float32 products in TF32" if self.tf32 else ""
+        return f"{self.device}, {str(self.dtype).removeprefix('torch.')}{scaler}{tf32}: {self.reason}"
 
 # %% ../nbs/08_precision.ipynb #policy
 def choose_policy(
     device: str = "auto",  # see `choose_device`
     dtype: str = "auto",  # "auto", "float32", "bfloat16", "float16"
 ) -> Policy:
-    """The policy for this machine, or the one asked for. On CUDA it sets TF32.
-
-    UserError where the device cannot do it.
-    """
+    "The policy for this machine, or the one asked for; nothing is set. UserError where it cannot be."
     chosen, reason = choose_device(device)
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise UserError(f"dtype = {dtype} is not known: use auto, float32, bfloat16 or float16")
 
     # what the hardware multiplies; and whether that was measured to be faster
     on_cuda = chosen.type == "cuda"
-    bf16 = True
-    measured = True
+    bf16 = measured = True
     if on_cuda:  # by default torch counts emulated bfloat16 as support
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     elif chosen.type == "cpu":
@@ -135,12 +129,9 @@ def choose_policy(
         if on_cuda:
             trouble = "dtype = bfloat16, but this GPU has no bfloat16 (it came with Ampere, 2020)"
             raise UserError(f"{trouble}: use auto or float16")
-        why += "; WARNING: this CPU has no bfloat16 products, "
-        why += "expect steps to take tens to hundreds of times as long as in float32"
+        why += "; WARNING: this CPU has no bfloat16 products, steps take several times as long as in float32"
 
     tf32 = on_cuda and dtype != "float32"  # who asks for float32 by name wants all its bits
-    if on_cuda:
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
     return Policy(chosen, pick, f"{reason}; {why}", scaler=pick == torch.float16, tf32=tf32)
 
 # %% ../nbs/08_precision.ipynb #unscale
@@ -178,9 +169,7 @@ def next_scale(
     return scale, torch.where(overflow | grow, 0, good_steps + 1)
 
 # %% ../nbs/08_precision.ipynb #scaler-gradients
-def _gradients_to_unscale(
-    optimizer: torch.optim.Optimizer,
-) -> list[torch.Tensor]:
+def _gradients_to_unscale(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     "The gradients that this process has for the optimizer. RuntimeError if they are float16."
     if hasattr(optimizer, "gradient_shards"):  # a rank keeps its part of the gradients only (chapter 15)
         grads = optimizer.gradient_shards()
@@ -193,21 +182,14 @@ def _gradients_to_unscale(
     return grads
 
 
-def _check_rule(
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    init_scale: float,
-) -> None:
+def _check_rule(growth_factor: float, backoff_factor: float, growth_interval: int, init_scale: float):
     "UserError for a rule with which a loss scaler cannot work."
     rates_work = growth_factor > 1 and 0 < backoff_factor < 1
     if not (rates_work and growth_interval >= 1 and 0 < init_scale < math.inf):
-        raise UserError(
-            f"a loss scaler cannot work with growth_factor = {growth_factor}, "
-            f"backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, "
-            f"init_scale = {init_scale}: growth above 1, backoff between 0 and 1, "
-            "interval from 1 on, scale above 0"
-        )
+        rule = f"growth_factor = {growth_factor}, backoff_factor = {backoff_factor}, "
+        rule += f"growth_interval = {growth_interval}, init_scale = {init_scale}"
+        remedy = "growth above 1, backoff between 0 and 1, interval from 1 on, scale above 0"
+        raise UserError(f"a loss scaler cannot work with {rule}: {remedy}")
 
 # %% ../nbs/08_precision.ipynb #scaler-class
 class LossScaler:
@@ -245,10 +227,7 @@ class LossScaler:
         return loss * self._scale if self.enabled else loss
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide this optimizer's gradients by the scale.
-
-        Once a step, after the last backward, before clipping.
-        """
+        "Divide this optimizer's gradients by the scale, once a step: after all backwards, before clipping."
         if not self.enabled:
             return
         if id(optimizer) in self._found_inf:
@@ -286,10 +265,7 @@ class LossScaler:
             del optimizer.grad_scale, optimizer.found_inf
 
     def update(self) -> None:
-        """Move the scale: down after an overflow, up after `growth_interval` steps without.
-
-        Once a step, at its end.
-        """
+        "Move the scale, at a step's end: down after an overflow, up after `growth_interval` steps without."
         if not self.enabled:
             return
         if not self._found_inf:
@@ -321,10 +297,7 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Take over a state from here or from torch's `GradScaler`.
-
-        UserError if it is empty, i.e. of a run without scaler.
-        """
+        "Take over a state, torch's too. UserError if it is empty, as that of a run without scaler is."
         if not self.enabled:
             return
         if not state:

@@ -117,7 +117,7 @@ class Step:
         self.x, self.y = torch.randint(self.config.vocab_size, shape, device=device)
 
     def set_precision(self):
-        "Policies, also those that are chosen on the way to an optimizer, set the switch to their own."
+        "Steps take turns, and the process has one switch: each sets it to its own before it begins."
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
 

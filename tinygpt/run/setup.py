@@ -371,6 +371,7 @@ def begin_run(
     on_all(world, lambda: check_vocabulary(config, weights, data))
     on_all(world, fits)  # the vocabulary is known
     config.eval.prompt = on_all(world, lambda: choose_prompt(config, data))
+    policy.apply()  # nothing was refused, and the first product comes now
     peak = machine_peak(policy.device, policy.dtype)
 
     torch.manual_seed(config.run.seed)
