@@ -37,6 +37,7 @@ BLOCKS = {
     "AdamW": (3e-3, 6e-3, 1.2e-2, 2.4e-2),
     "Muon": (0.01, 0.02, 0.04, 0.08),
     "Muon, qkv as one matrix": (0.01, 0.02, 0.04, 0.08),
+    "Muon without Newton-Schulz": (0.04, 0.08, 0.16, 0.32),
 }
 REST = (2.4e-2, 4.8e-2, 9.6e-2, 0.192)
 WARMUP = (0.05, 0.1, 0.3, 0.5)  # as parts of the run; a cool-down takes the last 0.4
@@ -46,6 +47,7 @@ LENGTHS = {
     "AdamW, decay 0.1": (1,),
     "Muon": (0.4, 0.55, 0.7, 0.85, 1),
     "Muon, qkv as one matrix": (1,),
+    "Muon without Newton-Schulz": (1,),
     "Muon, exact U V^T": (1,),
 }
 
@@ -68,6 +70,7 @@ def make(name: str, model: GPT, block: float, rest: float) -> torch.optim.Optimi
     settings = {
         "Muon": {},
         "Muon, qkv as one matrix": dict(split_qkv=False),
+        "Muon without Newton-Schulz": dict(steps=1, coefficients=(1.0, 0.0, 0.0)),  # X stays as it is
         "Muon, exact U V^T": dict(steps=12, coefficients=polar_express(12, smallest=1e-5)),
     }[name]
     groups = muon_groups(model, adamw_groups(model, rest, weight_decay=0.0), block, **settings)
