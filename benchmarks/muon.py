@@ -32,11 +32,13 @@ ROWS = 16
 BLOCK = 64
 STEPS = 100
 SEEDS = (1, 2, 3)
+CONTROL = "Muon without Newton-Schulz"  # the momentum is divided by its length, and that is all
 # what is tried on each side: as many rates for the blocks, the same rates for the rest and the same warm-ups
 BLOCKS = {
     "AdamW": (3e-3, 6e-3, 1.2e-2, 2.4e-2),
     "Muon": (0.01, 0.02, 0.04, 0.08),
     "Muon, qkv as one matrix": (0.01, 0.02, 0.04, 0.08),
+    CONTROL: (0.04, 0.08, 0.16, 0.32),
 }
 REST = (2.4e-2, 4.8e-2, 9.6e-2, 0.192)
 WARMUP = (0.05, 0.1, 0.3, 0.5)  # as parts of the run; a cool-down takes the last 0.4
@@ -46,6 +48,7 @@ LENGTHS = {
     "AdamW, decay 0.1": (1,),
     "Muon": (0.4, 0.55, 0.7, 0.85, 1),
     "Muon, qkv as one matrix": (1,),
+    CONTROL: (1,),
     "Muon, exact U V^T": (1,),
 }
 
@@ -68,6 +71,7 @@ def make(name: str, model: GPT, block: float, rest: float) -> torch.optim.Optimi
     settings = {
         "Muon": {},
         "Muon, qkv as one matrix": dict(split_qkv=False),
+        CONTROL: dict(steps=1, coefficients=(1.0, 0.0, 0.0)),  # X stays as it is
         "Muon, exact U V^T": dict(steps=12, coefficients=polar_express(12, smallest=1e-5)),
     }[name]
     groups = muon_groups(model, adamw_groups(model, rest, weight_decay=0.0), block, **settings)
@@ -124,8 +128,9 @@ class Runs:
 
 
 def tune(runs: Runs, name: str) -> list:
-    "All runs of a contestant's grid."
-    grid = itertools.product(BLOCKS[name], REST, WARMUP)
+    "All runs of a contestant's grid: 64, and 24 of the control."
+    rest, warmup = (REST[:3], WARMUP[::3]) if name == CONTROL else (REST, WARMUP)
+    grid = itertools.product(BLOCKS[name], rest, warmup)
     return [runs.get(name, settings, STEPS, TUNING_SEED) for settings in grid]
 
 

@@ -6,8 +6,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tinygpt.accumulate import train_step
 from tinygpt.adamw import adamw_groups, make_adamw
 from tinygpt.checkpoint import load_training_state, save_checkpoint
+from tinygpt.measure.memory import predict_memory
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.muon import (
     QUINTIC,
@@ -23,7 +25,7 @@ from tinygpt.muon import (
     update_scale,
 )
 from tinygpt.precision import LossScaler
-from tinygpt.support import UserError
+from tinygpt.support import UserError, peak_bytes
 from tinygpt.tokenizer import ByteTokenizer
 
 SMALL = dict(vocab_size=64, block_size=8, n_layer=2, n_head=2, n_embd=16)
@@ -284,6 +286,52 @@ def test_it_keeps_one_buffer_a_matrix():
     opt = Muon([p])
     opt.step()
     assert [t.shape for t in opt.state[p].values()] == [p.shape]
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_a_step_that_must_not_count_changes_nothing_and_others_change_as_without_the_question(nesterov):
+    weights, bufs = [rand(6, 4), rand(6, 4, seed=1)], [rand(6, 4, seed=2), rand(6, 4, seed=3)]
+    before = copy.deepcopy((weights, bufs))
+    bad = [rand(6, 4, seed=4), torch.full((6, 4), torch.nan)]
+    settings = dict(lr=0.1, weight_decay=0.5, nesterov=nesterov)
+    muon_update(weights, bad, bufs, **settings, found_inf=torch.ones(()))
+    assert all(torch.equal(t, old) for t, old in zip(weights + bufs, before[0] + before[1]))
+    good = [rand(6, 4, seed=4), rand(6, 4, seed=5)]
+    muon_update(weights, good, bufs, **settings, found_inf=torch.zeros(()))
+    muon_update(before[0], good, before[1], **settings)
+    assert all(torch.equal(t, other) for t, other in zip(weights + bufs, before[0] + before[1]))
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_step_that_may_be_left_out_takes_no_more_memory(count):
+    weights = [nn.Parameter(rand(64, 64, seed=i)) for i in range(count)]
+    for p in weights:
+        p.grad = rand(64, 64)
+    opt = Muon(weights)
+    opt.step()
+    found_inf = torch.zeros(())
+    guarded = peak_bytes(lambda: opt.step(found_inf=found_inf))
+    # the directions, their stack, and X, A, B and the next X of Newton-Schulz
+    assert guarded == peak_bytes(opt.step) == 6 * sum(p.nbytes for p in weights)
+
+
+@pytest.mark.parametrize("variant", [GPTConfig.gpt2, GPTConfig.llama])
+def test_the_trainers_step_takes_the_memory_that_is_predicted(variant):
+    config = variant(vocab_size=128, block_size=16, n_layer=2, n_head=4, n_embd=256)
+    predicted = predict_memory(config, 1, optimizer="muon")
+    assert predicted.name == "optimizer step"
+    model = GPT(config)
+    opt, _ = make(model)
+    x = torch.randint(128, (1, 16), generator=torch.Generator().manual_seed(0))
+
+    def step():
+        train_step(model, opt, x, x, clip=1.0)
+        model.zero_grad(set_to_none=True)
+
+    step()  # the state appears
+    state = [t for of_one in opt.state.values() for t in of_one.values()]
+    kept = sum(t.nbytes for t in [*model.parameters(), *model.buffers(), *state])
+    assert kept + peak_bytes(step) == pytest.approx(predicted.total, rel=0.01)
 
 
 def test_parameters_without_gradient_are_left_alone_and_a_closure_is_called():

@@ -122,6 +122,11 @@ def update_scale(
     raise UserError(f"scale = {kind} is not known: use shape or rms")
 
 
+def _write(old, new, found_inf):
+    "`new` goes into `old`, unless `found_inf` is not 0. The device decides; nobody waits for it."
+    old.copy_(new if found_inf is None else torch.where(found_inf != 0, old, new))
+
+
 @torch.no_grad()
 def muon_update(
     # matrices of ONE shape (rows, cols), orthogonalised in one stack; changed in place
@@ -136,15 +141,17 @@ def muon_update(
     steps: int = 5,  # this and the rest: see `newton_schulz`
     coefficients: Sequence = QUINTIC,
     dtype: torch.dtype | None = None,
+    found_inf: torch.Tensor | None = None,  # 0-d; where it is not 0, nothing changes
 ) -> None:
     "One Muon step (Jordan et al. 2024) on matrices of one shape, in place."
     for buf, grad in zip(bufs, grads):
-        buf.lerp_(grad, 1 - momentum)
+        _write(buf, buf.lerp(grad, 1 - momentum), found_inf)
     directions = [grad.lerp(buf, momentum) for grad, buf in zip(grads, bufs)] if nesterov else bufs
     updates = newton_schulz(torch.stack(directions), steps, coefficients, dtype)
     for p, update in zip(params, updates):
-        p.mul_(1 - lr * weight_decay)
-        p.add_(update, alpha=-lr * update_scale(*p.shape, scale))
+        new = p * (1 - lr * weight_decay)
+        new.add_(update, alpha=-lr * update_scale(*p.shape, scale))
+        _write(p, new, found_inf)
 
 # %% ../nbs/14_muon.ipynb #class-parts
 def split_matrix(p, grad, buf, group) -> list[tuple]:
@@ -168,12 +175,7 @@ def update_parts(
     settings = {name: group[name] for name in names}
     for stack in stacks.values():
         matrices, grads, bufs = map(list, zip(*stack))
-        # whether the step counts is known on the device only: it is made, and taken back there
-        changed = matrices + bufs
-        before = [t.clone() for t in changed] if found_inf is not None else []
-        muon_update(matrices, grads, bufs, **settings, dtype=dtype)
-        for t, old in zip(changed, before):
-            torch.where(found_inf != 0, old, t, out=t)
+        muon_update(matrices, grads, bufs, **settings, dtype=dtype, found_inf=found_inf)
 
 # %% ../nbs/14_muon.ipynb #class
 class Muon(Optimizer):
