@@ -10,6 +10,7 @@ __all__ = ['WRAPS', 'show_collectives', 'AfterBackward', 'Overlapped', 'Bucketed
 import inspect
 import statistics
 import time
+import weakref
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -295,6 +296,8 @@ def wrap_fsdp(
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), 0)
     mesh = init_device_mesh(world.device.type, (world.world_size,))
+    # torch's caches keep the mesh for ever, and the mesh its group: with the model that ends
+    weakref.finalize(model, getattr(mesh, "_pg_registry", {}).clear)
     # a block's weights are gathered when its forward or backward begins, and dropped after
     for block in (*model.h, model):
         fully_shard(block, mesh=mesh, **options)
