@@ -311,7 +311,7 @@ def close_world() -> None:
     "Leave the process group together, where there is one."
     if dist.is_available() and dist.is_initialized():
         dist.barrier()  # without it gloo aborts at exit now and then, when a neighbour is gone already
-        gc.collect()  # a model of FSDP2 holds itself, and with it the group
+        gc.collect()  # a model of FSDP2 is in a circle of references, and holds the group
         dist.destroy_process_group()  # ends the threads of gloo, once nobody holds the group any more
 
 # %% ../../nbs/more/13_ddp_world.ipynb #child
