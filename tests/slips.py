@@ -1551,8 +1551,8 @@ SLIPS = [
     Slip(
         "ddp.wrap",
         "train_together",
-        "/ world.world_size  # ranks average",
-        "# ranks average",
+        "/ world.world_size",
+        "",
         "averaged gradients divided by the targets of all ranks",
     ),
     Slip(

@@ -413,16 +413,24 @@ def test_the_time_for_meeting_is_not_that_of_the_collectives():
 
 
 LEAVES = """
+import sys
 import weakref
 import torch
 import torch.distributed as dist
 from tinygpt.ddp.world import close_world, init_world
-init_world("cpu")
-weight = torch.ones(3, requires_grad=True)
-optimizer = torch.optim.AdamW([weight])
-weight.sum().backward()
-dist.all_reduce(weight.grad, async_op=True).wait()
-optimizer.step()
+from tinygpt.ddp.wrap import wrap_ddp, wrap_fsdp
+from tinygpt.model import GPT, GPTConfig
+world = init_world("cpu")
+
+def step(wrap):
+    model = wrap(GPT(GPTConfig(vocab_size=64, block_size=16, n_layer=2, n_head=2, n_embd=32)), world)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.zeros(2, 16, dtype=torch.int64)
+    model(x, x)[1].backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+step({"ddp": wrap_ddp, "fsdp": wrap_fsdp}[sys.argv[1]])
 group = weakref.ref(dist.group.WORLD)
 close_world()
 print("held" if group() else "gone")
@@ -430,8 +438,9 @@ print("held" if group() else "gone")
 
 
 @pytest.mark.slow
-def test_nobody_holds_the_group_once_a_program_has_left_it(port):
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_nobody_holds_the_group_once_a_program_has_left_it(port, how):
     "Held, its threads run on while Python ends, and one that gives a tensor back then aborts the process."
     env = os.environ | place_of(0, 1, port, OMP_NUM_THREADS=1)
-    done = subprocess.run([sys.executable, "-c", LEAVES], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", LEAVES, how], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "gone"), done.stderr

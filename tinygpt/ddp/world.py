@@ -7,6 +7,7 @@ __all__ = ['World', 'seconds_of', 'connect_store', 'init_world', 'close_world', 
 
 # %% ../../nbs/more/13_ddp_world.ipynb #imports
 import faulthandler
+import gc
 import math
 import multiprocessing
 import os
@@ -310,6 +311,7 @@ def close_world() -> None:
     "Leave the process group together, where there is one."
     if dist.is_available() and dist.is_initialized():
         dist.barrier()  # without it gloo aborts at exit now and then, when a neighbour is gone already
+        gc.collect()  # a model of FSDP2 is in a circle of references, and holds the group
         dist.destroy_process_group()  # ends the threads of gloo, once nobody holds the group any more
 
 # %% ../../nbs/more/13_ddp_world.ipynb #child
