@@ -108,6 +108,12 @@ def test_training_begins_at_log_2_and_the_margin_grows(config):
     assert json.loads((result.run / "pairs.json").read_text())["beta"] == 0.3
 
 
+def test_the_first_loss_is_log_2_in_the_format_of_the_training_too(config):
+    config.optim.max_steps, config.system.dtype = 1, "bfloat16"
+    result = train(config, progress="none", objective=dpo_objective(LEARN))
+    assert result.losses[0] == pytest.approx(math.log(2), abs=1e-5)
+
+
 def test_the_step_is_the_gradient_of_the_mean_loss_also_in_micro_steps(config):
     config.optim.max_steps = 1
     whole = train(config, progress="none", objective=dpo_objective(LEARN))

@@ -149,6 +149,28 @@ def test_rows_hold_the_answers_of_the_model_as_it_is_with_their_groups_advantage
     run.close()
 
 
+def test_a_fresh_answer_has_the_ratio_1_and_the_distance_0_in_the_format_of_the_training(practice, tmp_path):
+    torch.manual_seed(0)
+    surer = GPT(practice.model)
+    for p in surer.parameters():
+        if p.dim() == 2:
+            torch.nn.init.normal_(p, std=0.3)  # the logits differ, and a rounding shows
+    save_checkpoint(tmp_path / "surer", surer, TOKENIZER)
+    practice.run.init_from = str(tmp_path / "surer")
+    practice.system.dtype = "bfloat16"
+    run = run_of(practice, replace(RECIPE, reuse=2, beta=0.1))
+    x, y = next(run.loader)
+    with torch.no_grad(), run.policy.autocast():
+        logs = run.model(x)[0].float().log_softmax(-1)
+    counted = y[..., 0] >= 0
+    now = logs.gather(-1, y[..., :1].long().clamp(min=0))[counted].squeeze(-1)
+    old, start = y[counted][:, 3:].T
+    ratio, distance = (now - old).exp(), (start - now).exp()
+    # a batch of another size may round a few of them otherwise
+    assert (ratio - 1).abs().mean() < 1e-3 and (distance - 1).abs().mean() < 1e-3
+    run.close()
+
+
 def test_the_next_step_asks_other_questions_and_another_seed_draws_other_answers(practice):
     run = run_of(practice)
     first, second = next(run.loader)[0], next(run.loader)[0]

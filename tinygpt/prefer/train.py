@@ -20,6 +20,7 @@ import torch
 from ..checkpoint_open import open_model
 from ..model import GPT
 from .dpo import answer_logps, bradley_terry_loss, dpo_loss, implicit_rewards, pair_rows
+from .pairs import nth_seed
 from ..run.setup import Objective, Run
 from ..support import UserError, atomic_path
 
@@ -148,8 +149,7 @@ class PairLoader:
     def _place(self, i: int) -> int:
         "Which pair comes as the i-th, counted over all epochs."
         epoch, place = divmod(i, self.n)
-        seed = 1_000_003 * self.run.config.run.seed + epoch
-        generator = torch.Generator().manual_seed(seed % 2**63)  # torch takes no more bits
+        generator = torch.Generator().manual_seed(nth_seed(self.run.config.run.seed, epoch))
         return torch.randperm(self.n, generator=generator)[place].item()
 
     def state_dict(self) -> dict:

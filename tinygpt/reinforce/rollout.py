@@ -189,10 +189,15 @@ class RolloutLoader:
                 f"batch_size = {rows}: {told}; give a multiple of {world.world_size * recipe.group}"
             )
         self._check_room(("train", "test") if questions else ("train",))
-        self.start = open_model(run.config.run.init_from)[0].to(run.policy.device) if recipe.beta else None
+        self.start = self._open_start() if recipe.beta else None
         self.step = 0  # batches handed out
         self.drawn: list[tuple[Answer, float]] = []  # with their advantages
         self.totals = dict.fromkeys(("answers", "reward", "tokens", "alike"), 0.0)  # since the last look
+
+    def _open_start(self) -> GPT:
+        "The model at the start, with the run's attention: kernels round in places of their own."
+        start, _, _ = open_model(self.run.config.run.init_from, self.run.policy.device)
+        return start.set_attention(self.run.model.h[0].attn.impl)
 
     def _check_room(self, splits: tuple[str, ...]) -> None:
         "UserError where a question of these splits and its answer do not fit the context."
@@ -224,7 +229,8 @@ class RolloutLoader:
         examples = make_examples(self.questions, draw_seed(seed, self.step), "train", list(recipe.tasks))
         rows = range(own.start * recipe.group, own.stop * recipe.group)
         seeds = [draw_seed(seed, self.step, row) for row in rows]
-        answers, rewards = ask_and_judge(run.model, self.tokenizer, examples[own], seeds, recipe)
+        with run.policy.autocast():  # the format of the training: else no ratio of new to old begins at 1
+            answers, rewards = ask_and_judge(run.model, self.tokenizer, examples[own], seeds, recipe)
         tokens = torch.tensor([float(len(answer.new)) for answer in answers])
         everyones = self._gather(torch.stack([rewards, tokens.view_as(rewards)]))
         rewards, tokens = torch.cat(everyones, dim=1)
@@ -256,7 +262,10 @@ class RolloutLoader:
         whole = self.recipe.max_new_tokens
         lengths = [len(answer.new) if self.recipe.length == "own" else whole for answer in answers]
         weights = [part / tokens for tokens in lengths]
-        start = answer_logprobs(self.start, answers) if self.start is not None else None
+        start = None
+        if self.start is not None:
+            with self.run.policy.autocast():
+                start = answer_logprobs(self.start, answers)
         x, y = answer_table(answers, torch.tensor(advantage), length, weights, start)
         return x.to(self.run.policy.device), y.to(self.run.policy.device)
 
