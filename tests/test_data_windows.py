@@ -80,6 +80,13 @@ def test_a_corpus_shorter_than_a_block_and_a_batch_that_does_not_divide_are_refu
         RandomLoader(TOKENS, 4, 8, world_size=3)
 
 
+@pytest.mark.parametrize("rank, world_size", [(1, 1), (2, 2), (-1, 2), (0, 0)])
+@pytest.mark.parametrize("make", [RandomLoader, ShardLoader])
+def test_a_rank_that_is_none_of_the_ranks_is_refused(make, rank, world_size):
+    with pytest.raises(UserError, match=f"rank = {rank} with world_size = {world_size}.*give both"):
+        make(TOKENS, 4, 8, rank=rank, world_size=world_size)
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 def test_batches_arrive_on_the_gpu_unchanged():

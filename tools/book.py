@@ -135,12 +135,19 @@ def long_functions(source: str) -> list[str]:
 
 
 def chapters(names=()):
-    "The index and the pages in reading order, or those whose file names start with one of `names`."
+    """The index and the pages in reading order, or those that `names` name.
+
+    A name is a page (`13_ddp`, or the path of its file), or the beginning of some (`13`).
+    """
     files = [ROOT / "nbs/index.ipynb", *(path for path in reading_order() if path.exists())]
-    chosen = [p for p in files if not names or any(p.name.startswith(n) for n in names)]
-    if not chosen:
-        sys.exit(f"no page is called {' or '.join(names)}; there are {', '.join(p.stem for p in files)}")
-    return chosen
+    chosen = []
+    for name in names:
+        stem = Path(name).stem if name.endswith(".ipynb") else name
+        found = [p for p in files if p.stem == stem] or [p for p in files if p.stem.startswith(stem)]
+        if not found:
+            sys.exit(f"no page is called {name}; there are {', '.join(p.stem for p in files)}")
+        chosen += found
+    return [p for p in files if p in chosen] if names else files
 
 
 def form_problems(path):
@@ -310,7 +317,7 @@ def main() -> int:
     sub.add_parser("headers")
     sub.add_parser("readme")
     runner = sub.add_parser("run")
-    runner.add_argument("names", nargs="*")
+    runner.add_argument("names", nargs="*", help="pages, or the beginnings of their names; none: all")
     runner.add_argument("--write", action="store_true")
     runner.add_argument("--jobs", type=int, default=1, help="chapters at a time (not with --write)")
     runner.add_argument(

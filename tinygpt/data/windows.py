@@ -49,7 +49,11 @@ def check_ranks(
     rank: int,
     world_size: int,  # ranks
 ) -> slice:
-    "The rows of the global batch that are this rank's. UserError if they cannot be shared out evenly."
+    "The rows of the global batch that are this rank's. UserError if there is no such rank or no even share."
+    if not 0 <= rank < world_size:
+        raise UserError(
+            f"rank = {rank} with world_size = {world_size}: ranks count from 0; give both numbers"
+        )
     if batch_size < 1 or batch_size % world_size:
         raise UserError(
             f"batch_size = {batch_size} does not divide by {world_size} ranks: "
