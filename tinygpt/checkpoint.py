@@ -43,10 +43,7 @@ def _tensor(text: str) -> torch.Tensor:
 
 
 def rng_state() -> dict:
-    """The state of this process's random generators, as text that json can hold.
-
-    Those of torch (CPU, GPUs), Python and numpy.
-    """
+    "The state of the random generators of torch (CPU, GPUs), Python and numpy, as text that json can hold."
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     version, words, spare = random.getstate()
@@ -60,10 +57,8 @@ def rng_state() -> dict:
     }
 
 # %% ../nbs/16_checkpoint.ipynb #rng-set
-def set_rng_state(
-    state: dict,  # from `rng_state`
-) -> None:
-    "Put the generators back where they were. Those of GPUs that this machine does not have are left out."
+def set_rng_state(state: dict) -> None:
+    "Put the generators back where `rng_state` found them. GPUs that are not here are left out."
     torch.set_rng_state(_tensor(state["cpu"]))
     for i, text in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(_tensor(text), i)
@@ -77,10 +72,7 @@ def set_rng_state(
 
 
 def rng_states() -> list[dict]:
-    """`rng_state` of every process, in order of rank, for `state["rng"]`.
-
-    Where there are several, all have to call it together.
-    """
+    "`rng_state` of every process, in order of rank. Where there are several, all call it together."
     if not (dist.is_available() and dist.is_initialized()):
         return [rng_state()]
     states = [None] * dist.get_world_size()
@@ -88,9 +80,7 @@ def rng_states() -> list[dict]:
     return states
 
 # %% ../nbs/16_checkpoint.ipynb #unwrap
-def unwrap(
-    model: torch.nn.Module,
-) -> GPT:
+def unwrap(model: torch.nn.Module) -> GPT:
     "The plain module inside the wrappers of torch.compile and DDP."
     while True:
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
@@ -101,34 +91,26 @@ def unwrap(
 
 def _bare_weights(model, weights):
     "All weights of the plain model, on the CPU and under its own names. UserError if some are lacking."
-    bare = {}
-    places = set()
+    bare, places = {}, set()
     for name, t in weights.items():
         name = name.replace("_orig_mod.", "").removeprefix("module.")
         bare[name] = t.detach().cpu().contiguous()
         if bare[name].data_ptr() in places:  # a tensor under two names: the file has no such thing
             bare[name] = bare[name].clone()
         places.add(bare[name].data_ptr())
-    lacking = model.state_dict().keys() - bare.keys()
-    if lacking:
-        raise UserError(
-            f"save: the weights lack {', '.join(sorted(lacking)[:3])}: give the state_dict of the whole model"
-        )
+    if lacking := sorted(model.state_dict().keys() - bare.keys()):
+        names = ", ".join(lacking[:3])
+        raise UserError(f"save: the weights lack {names}: give the state_dict of the whole model")
     return bare
 
 # %% ../nbs/16_checkpoint.ipynb #full
-def tensor_bytes(
-    tree,  # tensors in dicts and lists of any depth
-) -> int:
-    "The bytes of all tensors in it."
+def tensor_bytes(tree) -> int:
+    "The bytes of all tensors in dicts and lists of any depth."
     return sum(t.nbytes for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
 
 
 @contextmanager
-def _full_disk_is_a_user_error(
-    folder: Path,
-    needed: int,  # bytes that will be written
-):
+def _full_disk_is_a_user_error(folder, needed):  # needed: bytes that will be written
     "Turn whatever is raised inside into one sentence if the reason is that the disk is full."
     try:
         yield
@@ -138,17 +120,13 @@ def _full_disk_is_a_user_error(
         words = "No space left|os error 2[78]|too large|quota|unexpected pos"
         if free > needed and not re.search(words, str(error)):
             raise
-        raise UserError(
-            f"no room for a checkpoint: it takes {needed / 1e6:.1f} MB, "
-            f"and {free / 1e6:.1f} MB are free at {parent}: "
-            "free some space there, or keep fewer checkpoints; those that are there are whole"
-        ) from error
+        sizes = f"it takes {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free at {parent}"
+        remedy = "free some space there, or keep fewer checkpoints; those that are there are whole"
+        raise UserError(f"no room for a checkpoint: {sizes}: {remedy}") from error
 
 # %% ../nbs/16_checkpoint.ipynb #leftovers
-def remove_leftovers(
-    folder: Path,  # where checkpoints are written
-) -> None:
-    "Remove what saves and removals that were killed have left there."
+def remove_leftovers(folder: Path) -> None:
+    "Remove what saves and removals that were killed have left in the folder of the checkpoints."
     for path in Path(folder).glob(".step_*"):
         if re.fullmatch(r"\.step_\d+\.(.+\.tmp|removed)", path.name):
             shutil.rmtree(path, ignore_errors=True)
@@ -158,10 +136,8 @@ def save_checkpoint(
     folder: Path,  # made here; a good checkpoint there is a FileExistsError, a damaged one is replaced
     model: GPT,  # or any module; also compiled, or wrapped in DDP: the plain module's names are written
     tokenizer: Tokenizer,
-    # or its state; None: for a model that will not be trained on
-    optimizer: torch.optim.Optimizer | dict | None = None,
-    # what json can hold; "rng" holds the generators of each process, and is added for one;
-    # "val_loss" makes it a candidate for best
+    optimizer: torch.optim.Optimizer | dict | None = None,  # or its state; None: not to be trained on
+    # what json can hold; "rng" is `rng_states`, added for one process; with "val_loss" it can be the best
     state: dict | None = None,
     weights: dict | None = None,  # the model's state_dict where its own is not whole: spread over processes
 ) -> Path:
@@ -176,11 +152,8 @@ def save_checkpoint(
     remove_leftovers(folder.parent)
     if optimizer is not None and not isinstance(optimizer, dict):
         optimizer = optimizer.state_dict()
-    about = {
-        "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "numpy": np.__version__},
-    }
-    state = about | (state or {})
+    versions = {"torch": torch.__version__, "numpy": np.__version__}
+    state = {"threads": torch.get_num_threads(), "versions": versions, **(state or {})}
     state.setdefault("rng", [rng_state()])
     needed = tensor_bytes([weights, optimizer]) + 100_000
     with _full_disk_is_a_user_error(folder, needed), atomic_path(folder) as tmp:
@@ -199,9 +172,7 @@ def save_checkpoint(
     return folder
 
 # %% ../nbs/16_checkpoint.ipynb #verify
-def verify_checkpoint(
-    folder: Path,
-) -> str:
+def verify_checkpoint(folder: Path) -> str:
     "What is wrong with the checkpoint at `folder`, in one sentence; an empty string if nothing is."
     folder = Path(folder)
     try:
@@ -220,17 +191,13 @@ def verify_checkpoint(
     return ""
 
 # %% ../nbs/16_checkpoint.ipynb #checkpoints
-def checkpoints(
-    run: Path,  # a run folder
-) -> list[Path]:
-    "The checkpoint folders of a run, oldest first."
+def checkpoints(run: Path) -> list[Path]:
+    "The checkpoint folders in a run's folder, oldest first."
     folders = [p for p in Path(run).glob("checkpoints/step_*") if re.fullmatch(r"step_\d+", p.name)]
     return sorted(folders, key=lambda p: int(p.name[5:]))
 
 
-def rank_by_loss(
-    run: Path,
-) -> list[Path]:
+def rank_by_loss(run: Path) -> list[Path]:
     "The checkpoints of a run that know their validation loss, the lowest first; of equal ones the oldest."
     losses = {}
     for folder in checkpoints(run):
@@ -254,8 +221,7 @@ def find_checkpoint(
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path} does not exist: give a run folder such as runs/laptop")
-    alone = any((path / name).exists() for name in ("manifest.json", "model.json"))
-    if alone:
+    if (path / "manifest.json").exists() or (path / "model.json").exists():  # it is a checkpoint
         candidates = [path]
     elif best:
         candidates = rank_by_loss(path)
@@ -277,8 +243,7 @@ def find_checkpoint(
 # %% ../nbs/16_checkpoint.ipynb #prune
 def _first_good(folders: list[Path], count: int) -> list[Path]:
     "The first `count` of them that are whole. No more are verified: that reads every byte."
-    good = (folder for folder in folders if not verify_checkpoint(folder))
-    return list(islice(good, count))
+    return list(islice((folder for folder in folders if not verify_checkpoint(folder)), count))
 
 
 def prune(
@@ -341,8 +306,8 @@ def _read_config(folder):
     "The model's config of a checkpoint, which may be of an older version. UserError if it is of a later one."
     path = folder / "model.json"
     if not path.exists():
-        what = "was saved of a module that is no GPT of ours"
-        raise UserError(f"{folder} {what}: build yours, and give it to load_training_state")
+        what = f"{folder} was saved of a module that is no GPT of ours"
+        raise UserError(f"{what}: build yours, and give it to load_training_state")
     values = read_json(path, remedy=_OTHER)
     if lacking := {"vocab_size", "block_size", "n_layer", "n_head", "n_embd"} - values.keys():
         raise UserError(f"{path} does not say {min(lacking)}: {_OTHER}")
@@ -381,11 +346,9 @@ def _check_fit(model, weights, folder):
 def load_training_state(
     folder: Path,  # a checkpoint that was verified
     model: GPT,  # also compiled, or wrapped in DDP
-    optimizer: torch.optim.Optimizer
-    | None = None,  # None: its state is returned with the rest, as "optimizer"
+    optimizer: torch.optim.Optimizer | None = None,  # None: its state is returned, as "optimizer"
     rank: int = 0,
-    # on another number of processes than before no random state fits: they get a new one
-    world_size: int = 1,
+    world_size: int = 1,  # another one than before: no random state fits, and each process gets a new one
 ) -> dict:
     """Put weights, optimizer and random generators back; return the rest of the state.
 
@@ -402,10 +365,8 @@ def load_training_state(
         try:
             optimizer.load_state_dict(saved)
         except Exception as error:  # of whatever a foreign state leads to
-            raise UserError(
-                f"resume: the optimizer of {folder} does not fit ({error}): "
-                "resume with the settings of that run"
-            ) from None
+            told = f"resume: the optimizer of {folder} does not fit ({error})"
+            raise UserError(f"{told}: resume with the settings of that run") from None
     if len(state["rng"]) == world_size:
         try:
             set_rng_state(state["rng"][rank])
@@ -429,18 +390,14 @@ def _load_weights(folder, model):
     _check_fit(model, weights, folder)
     for name, t in weights.items():
         if t.dtype != own[name].dtype:
-            raise UserError(
-                f"resume: the weights of {folder} have another dtype "
-                f"({name} is {t.dtype} there, {own[name].dtype} here), "
-                "and a cast would not be the same run: use the dtype of that run"
-            )
+            kinds = f"{name} is {t.dtype} there, {own[name].dtype} here"
+            told = f"resume: the weights of {folder} have another dtype ({kinds})"
+            raise UserError(f"{told}, and a cast would not be the same run: use the dtype of that run")
     model.load_state_dict(weights)
 
 
 class _State(dict):
-    "What state.json holds; a part that is asked for and not there is told in a sentence."
-
-    path = ""
+    "What state.json holds. UserError if a part is asked for that is not there."
 
     def __missing__(self, key):
         raise UserError(f"{self.path} has no {key}: {_OTHER}")
@@ -448,15 +405,16 @@ class _State(dict):
 
 def _read_state(folder):
     "What state.json holds. UserError where a part is of another kind than it is saved as."
-    state = _State(read_json(folder / "state.json", remedy=_OTHER))
-    state.path = folder / "state.json"
+    path = folder / "state.json"
+    state = _State(read_json(path, remedy=_OTHER))
+    state.path = path
     kinds = dict(step=int, rng=list, loader=dict, scaler=dict, versions=dict, threads=int)
     for name, kind in kinds.items():
         if name in state and type(state[name]) is not kind:
             wrong = f"{name} is a {type(state[name]).__name__}, not a {kind.__name__}"
-            raise UserError(f"{state.path}: {wrong}: {_OTHER}")
+            raise UserError(f"{path}: {wrong}: {_OTHER}")
     if state.get("step", 0) < 0 or not state["rng"]:
-        raise UserError(f"{state.path}: step is below 0, or rng is empty: {_OTHER}")
+        raise UserError(f"{path}: step is below 0, or rng is empty: {_OTHER}")
     return state
 
 # %% ../nbs/16_checkpoint.ipynb #read-optimizer
@@ -464,31 +422,22 @@ def _read_optimizer(folder, shapes):
     "The optimizer's state, opened in a way that runs no code. UserError if it cannot be of these weights."
     path = folder / "optimizer.pt"
     if not path.exists():
-        raise UserError(
-            f"resume: {folder} has no optimizer.pt: it was saved to be used, not to be trained on"
-        )
+        raise UserError(f"resume: {folder} has no {path.name}: it was saved to be used, not to be trained on")
     saved = read_pickle(path)
     entries, groups = saved.get("state"), saved.get("param_groups")
     sound = isinstance(entries, dict) and isinstance(groups, list)
     sound = sound and all(isinstance(group, dict) and "params" in group for group in groups)
     if not sound or not all(isinstance(entry, dict) for entry in entries.values()):
         raise UserError(f"resume: {path} holds no state of an optimizer: {_OTHER}")
-    for entry in entries.values():
-        for name, t in entry.items():
-            if isinstance(t, torch.Tensor) and t.numel() > 1 and t.shape not in shapes:
-                wrong = f"{name} of shape {tuple(t.shape)}, which no weight has"
-                raise UserError(f"resume: {path} holds {wrong}: {_OTHER}")
+    for name, t in (item for entry in entries.values() for item in entry.items()):
+        if isinstance(t, torch.Tensor) and t.numel() > 1 and t.shape not in shapes:
+            wrong = f"{name} of shape {tuple(t.shape)}, which no weight has"
+            raise UserError(f"resume: {path} holds {wrong}: {_OTHER}")
     return saved
 
 # %% ../nbs/16_checkpoint.ipynb #what-differs
-def what_differs(
-    state: dict,  # from `load_training_state`
-    world_size: int = 1,
-) -> list[str]:
-    """What keeps the resumed run from being the same bit for bit, a sentence each.
-
-    Empty if nothing is known.
-    """
+def what_differs(state: dict, world_size: int = 1) -> list[str]:
+    "What keeps a run resumed from `state` from being the same bit for bit, a sentence each; [] for nothing."
     versions = state.get("versions", {})
     pairs = {  # before, now
         "threads": (state.get("threads"), torch.get_num_threads()),

@@ -163,10 +163,8 @@ class AnswerLoader:
     def load_state_dict(self, state: dict):
         "Go on after the batch at which `state` was taken. UserError if it is of other conversations."
         if state["data"] != self.fingerprint:
-            raise UserError(
-                "resume: the conversations, their packing, mask or seed are not those of the checkpoint: "
-                "give the same again"
-            )
+            told = "resume: the conversations, their packing, mask or seed are not those of the checkpoint"
+            raise UserError(f"{told}: give the same again")
         self.epoch, self.row = state["epoch"], state["row"]
         self.rows = self.rows_of(self.epoch)
 
@@ -178,8 +176,8 @@ def write_rows(
     model: GPT,
     rows: list[Row],  # each with a generator of its own, if anything is drawn
     batch_size: int,  # rows that are written together
-    *how,  # and
-    **more,  # as for `decode_rows`
+    *how,  # and more: as for `decode_rows`
+    **more,
 ) -> None:
     "Write all rows to their ends. Those of like length run together: a row that waits costs time."
     rows = sorted(rows, key=lambda row: len(row.prompt))
@@ -299,10 +297,7 @@ def replay_rows(
     return rows if rows < batch_size else 0
 
 # %% ../../nbs/22_finetune.ipynb #objective
-def right_shares(
-    run: Run,
-    examples: list[Example],
-) -> dict[str, float]:
+def right_shares(run: Run, examples: list[Example]) -> dict[str, float]:
     "Of the run's model as it is now, on all processes: right_all, and right_TASK for each task."
     place = dict(rank=run.world.rank, world_size=run.world.world_size)
     found = exact_match(run.model, run.data.tokenizer, examples, **place)
@@ -322,10 +317,8 @@ def document_loss(
     return module(x, targets, reduction="sum", mask=same_document(document))[1]
 
 
-def count_answers(
-    y: torch.Tensor,  # (B, T, 2) int64, from a loader with `document_mask`
-) -> torch.Tensor:  # 0-d int64
-    "How many targets count."
+def count_answers(y: torch.Tensor) -> torch.Tensor:
+    "How many targets count, 0-d; y is (B, T, 2), from a loader with `document_mask`."
     return (y[..., 0] != -100).sum()
 
 # %% ../../nbs/22_finetune.ipynb #answers-objective
@@ -351,9 +344,9 @@ def answers_objective(
             raise UserError(f"{told}: take fused, or --no-document-mask")
         encoded = encode_conversations(run.data.tokenizer, conversations, T, train_on)
         place = dict(rank=run.world.rank, world_size=run.world.world_size, device=run.policy.device)
-        place |= dict(document_mask=masked)
         old = replay_rows(replay, d.batch_size, run.world.world_size)
-        answers = AnswerLoader(encoded, d.batch_size - old, T, packed, run.config.run.seed, **place)
+        how = dict(packed=packed, seed=run.config.run.seed, document_mask=masked)
+        answers = AnswerLoader(encoded, d.batch_size - old, T, **how, **place)
         return ReplayLoader(answers, next_token_loader(run, old)) if old else answers
 
     judge = partial(right_shares, examples=examples) if examples else None
