@@ -849,8 +849,8 @@ SLIPS = [
     Slip(
         "model",
         "GPT.num_params",
-        "p[: self.config.vocab_size] if padded else p",
-        "p",
+        "sum(p.numel() for p in self.parameters()) - padding",
+        "sum(p.numel() for p in self.parameters())",
         "rows of padding are counted",
     ),
     Slip(

@@ -244,10 +244,7 @@ def tiled_attention(
     dropout: float = 0.0,  # probability of dropping a weight after the softmax
     block: int = 128,  # queries and keys in a tile; any T and S will do
 ) -> torch.Tensor:  # (B, n_head, T, head_dim)
-    """Flash attention's algorithm in plain PyTorch: no T×S matrix, forward or backward.
-
-    Dao et al., https://arxiv.org/abs/2205.14135
-    """
+    "Flash attention (Dao et al., https://arxiv.org/abs/2205.14135) in PyTorch: the T×S matrix never exists."
     if torch.is_autocast_enabled(q.device.type):  # what autocast does for PyTorch's own attention
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
@@ -355,10 +352,7 @@ def attention(
     # what causal and window hide stays hidden. For naive and fused
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:  # (B, n_head, T, head_dim); a query that sees nothing gets 0
-    """Softmax attention by the implementation named.
-
-    All give the same numbers, within rounding; dropout drops different weights in each.
-    """
+    "Softmax attention; all implementations agree within rounding, and each drops weights of its own."
     _check(q, k, v, causal, window, dropout, impl, mask)
     if impl not in IMPLEMENTATIONS:
         hint = "import tinygpt.attention_triton first, or " if impl == "triton" else ""

@@ -285,10 +285,7 @@ def token_loss(
     # over the counted targets; none: (B, T) with 0 where not counted
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> torch.Tensor:
-    """Cross-entropy in float32 (float64 for float64 logits).
-
-    The mean over no targets at all is 0, so that an empty row harms no step.
-    """
+    "Cross-entropy in float32 (float64 for float64 logits); over no targets at all the mean is 0."
     if logits.dim() != 3:
         raise UserError(
             f"logits are {tuple(logits.shape)}: they need three dimensions, (B, T, V); "
@@ -354,17 +351,16 @@ class TokenEmbedding(nn.Embedding):
 # %% ../nbs/06_model.ipynb #problems
 def _remedy(hint, value) -> str | None:
     "What to choose for a field of this type, if its value is not of the type; else None."
-    kinds = get_args(hint) or (hint,)
     if get_origin(hint) is Literal:
-        return None if value in kinds else f"one of {', '.join(kinds)}"
-    if hint is bool:
-        return None if type(value) is bool else "true or false"
-    if hint is float:
-        sound = type(value) in (int, float) and 0 <= value < math.inf
-        return None if sound else "a number from 0 on"
-    # int, or int | None
-    sound = type(value) in kinds and (value is None or value >= 1)
-    return None if sound else "a whole number from 1 on"
+        sound, remedy = value in get_args(hint), f"one of {', '.join(get_args(hint))}"
+    elif hint is bool:
+        sound, remedy = type(value) is bool, "true or false"
+    elif hint is float:
+        sound, remedy = type(value) in (int, float) and 0 <= value < math.inf, "a number from 0 on"
+    else:  # int, or int | None
+        sound = type(value) in (get_args(hint) or (int,)) and (value is None or value >= 1)
+        remedy = "a whole number from 1 on"
+    return None if sound else remedy
 
 
 def _problems(c: GPTConfig):
@@ -376,24 +372,18 @@ def _problems(c: GPTConfig):
             bad.add(name)
             yield f"{name} = {value!r} does not work: choose {remedy}"
 
-    def sound(*names):
-        return bad.isdisjoint(names)
-
-    fits = sound("n_embd", "n_head") and c.n_embd % c.n_head == 0
-    if sound("n_embd", "n_head") and not fits:
-        yield f"n_embd = {c.n_embd} does not divide by n_head = {c.n_head}: choose a multiple"
-    if sound("n_head", "n_kv_head") and c.n_head % c.kv_heads:
+    if not bad & {"n_embd", "n_head"}:
+        if c.n_embd % c.n_head:
+            yield f"n_embd = {c.n_embd} does not divide by n_head = {c.n_head}: choose a multiple"
+        elif c.position == "rope" and c.head_dim % 2:
+            yield f"n_embd = {c.n_embd} over n_head = {c.n_head} is odd, and RoPE turns pairs: choose it even"
+    if not bad & {"n_head", "n_kv_head"} and c.n_head % c.kv_heads:
         yield f"n_kv_head = {c.n_kv_head} does not divide n_head = {c.n_head}: choose a divisor"
-    if fits and sound("position") and c.position == "rope" and c.head_dim % 2:
-        yield (
-            f"n_embd = {c.n_embd} over n_head = {c.n_head} is odd, and RoPE turns pairs: "
-            "choose heads of an even width"
-        )
-    if sound("rope_theta") and c.rope_theta < 1:
+    if "rope_theta" not in bad and c.rope_theta < 1:
         yield f"rope_theta = {c.rope_theta} is below 1: choose 10000 or more"
-    if sound("dropout") and c.dropout >= 1:
+    if "dropout" not in bad and c.dropout >= 1:
         yield f"dropout = {c.dropout} drops everything: choose 0 (off) or, say, 0.1"
-    if sound("init", "tie_weights") and c.tie_weights and c.init in ("zero", "mup"):
+    if not bad & {"init", "tie_weights"} and c.tie_weights and c.init in ("zero", "mup"):
         yield f"init = {c.init!r} needs a head of its own: choose tie_weights = False"
 
 # %% ../nbs/06_model.ipynb #gpt
@@ -496,10 +486,8 @@ class GPT(nn.Module):
         embeddings: bool = True,  # False: without embeddings and head, as scaling laws count
     ) -> int:
         "Number of parameters; the rows of padding are not counted."
-        total = 0
-        for name, p in self.named_parameters():
-            if not embeddings and name.split(".")[0] in ("wte", "wpe", "lm_head"):
-                continue
-            padded = name in ("wte.weight", "lm_head.weight")
-            total += (p[: self.config.vocab_size] if padded else p).numel()
-        return total
+        if not embeddings:
+            return sum(p.numel() for p in [*self.h.parameters(), *self.ln_f.parameters()])
+        padded = [part.weight for part in (self.wte, self.lm_head) if part is not None]
+        padding = sum(weight[self.config.vocab_size :].numel() for weight in padded)
+        return sum(p.numel() for p in self.parameters()) - padding

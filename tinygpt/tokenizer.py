@@ -94,10 +94,7 @@ class Tokenizer(Vocabulary):
 
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":
-        """The tokenizer that `save` wrote, of whatever kind.
-
-        Raises `UserError` if there is none, or if it has changed since.
-        """
+        "The tokenizer that `save` wrote, of any kind. `UserError` if there is none, or if it has changed."
         try:
             spec = json.loads(Path(path).read_text(encoding="utf-8"))
             if spec["kind"] in ("hf", "special", "nanogpt"):  # of later pages, which add them to `_KINDS`
@@ -214,10 +211,7 @@ def train_bpe(
     vocab_size: int,  # ids in all, with the 256 bytes and eot, as for `BPETokenizer.train`
     pattern: str = SPLIT_PATTERN,
 ) -> list[tuple[int, int]]:
-    """The merges, most frequent pair first, ties to the smallest pair of ids; fewer if the pairs run out.
-
-    The slow twin of rustbpe.
-    """
+    "The merges that rustbpe learns: the most frequent pair first, ties to the smallest pair of ids."
     import regex  # Python's own re knows no \p{L}
 
     # each different word once, and how often it occurs
