@@ -174,10 +174,10 @@ def steps_to_goal(
     runs: list[dict],  # seed, steps, loss; two lengths or more, the same seeds at each
     goal: float = GOAL,
 ) -> dict[int, float]:
-    """The steps with which each seed ends at `goal`, from the two lengths between which the median does.
+    """The steps with which each seed ends at `goal`, by a line through two lengths.
 
-    The slope of the loss over the logarithm of the steps is that of the medians. UserError if all medians
-    lie on one side of the goal.
+    They are the longest whose median loss is above the goal, and the shortest whose median is not. The
+    line's slope, over the logarithm of the steps, is that of the medians. UserError if one of the two lacks.
     """
     losses = {}  # steps -> seed -> loss
     for run in runs:

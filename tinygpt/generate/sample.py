@@ -79,14 +79,11 @@ def context_start(
     n: int,  # tokens so far
     block_size: int,  # the model's context
 ) -> int:
-    """Index of the first token that the model still sees.
-
-    0 while all fit, then it moves on by half a context at a time.
-    """
+    "Index of the first token that the model still sees: 0 while all fit, then half a context further."
     if n <= block_size:
         return 0
     hop = max(1, block_size // 2)
-    return -(-(n - block_size) // hop) * hop
+    return -(-(n - block_size) // hop) * hop  # -(-a // b) rounds up: hops until the rest fits
 
 # %% ../../nbs/18_generate.ipynb #reader
 class NextLogits:
@@ -106,7 +103,7 @@ class NextLogits:
         self.weight = next(model.parameters())
         self.block_size = model.config.block_size
         room = min(self.block_size, longest or self.block_size)
-        self.cached = replace(model.config, block_size=room)  # a context of 100,000 tokens would take GBs
+        self.cached = replace(model.config, block_size=room)  # a cache for 100,000 tokens would take GBs
         self.cache = None
         self.begin = 0  # the cache holds what follows the token number `begin`
 
@@ -227,7 +224,7 @@ def next_choices(
     top_p: float,
 ) -> list[int] | torch.Tensor:
     "What `Row.next_token` takes, a row: the likeliest token where nothing is drawn, else probabilities."
-    if temperature == 0:  # a draw takes as long as a small model's pass
+    if temperature == 0:  # nothing is drawn
         return likeliest(logits).tolist()
     return sampling_probs(logits, temperature, top_k, top_p)
 
@@ -252,7 +249,7 @@ def decode_rows(
     check_rows(rows, max_new_tokens)
     going = list(rows) if max_new_tokens > 0 else []
     longest = max((len(row.prompt) for row in rows), default=0)
-    ids = torch.zeros(len(rows), longest + max_new_tokens, dtype=torch.int64)
+    ids = torch.zeros(len(rows), longest + max_new_tokens, dtype=torch.int64)  # all begin at the left
     for place, row in zip(ids, rows):
         place[: len(row.prompt)] = torch.tensor(row.prompt)
     next_logits = NextLogits(model, use_cache, ids.shape[1])
@@ -289,8 +286,7 @@ def generate_batch(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int | None = None,  # row r has seed + r; None: another text each time
-    # a row ends with this token, or with one of these; None: at its full length
-    eot: int | set[int] | None = None,
+    eot: int | set[int] | None = None,  # a row ends with it, or with one of these; None: at full length
     use_cache: bool = True,
 ) -> list[list[int]]:
     """The new tokens of each prompt, as if each had been alone.
@@ -311,8 +307,7 @@ def generate_tokens(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    # on the CPU; the draws are made there, so that a seed means the same on every device
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | None = None,  # on the CPU: so a seed means the same on every device
     use_cache: bool = True,  # False: compute everything again for each token; the same tokens, slowly
 ) -> Iterator[torch.Tensor]:
     "Yield the next token of each row, (B,) int64 on the CPU, `max_new_tokens` times."
