@@ -2067,7 +2067,7 @@ SLIPS = [
         "generate.sample",
         "decode_rows",
         "logits.float().log_softmax(-1)",
-        "probs.log()",
+        "sampling_probs(logits, temperature, top_k, top_p).log()",
         "log-probabilities after temperature and cuts",
     ),
     Slip(
