@@ -1,6 +1,11 @@
 """Every wrong solution of slips.py can be put into the function that it names, and is Python."""
 
 import ast
+import builtins
+import dis
+import importlib
+import textwrap
+from types import CodeType
 
 import pytest
 from slips import SLIPS, Slip, places
@@ -51,6 +56,26 @@ def test_a_text_that_is_not_there_exactly_once_is_an_error(old, times):
         slip(old, "y").put_into("def f(x):\n    return x")
 
 
+def names_from_outside(code: CodeType) -> set[str]:
+    "What a function and those in it look up in their module."
+    found = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    return found.union(
+        *(names_from_outside(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+    )
+
+
+def unknown_names(text: str, module: str) -> set[str]:
+    "The names in a function's text that nothing has: a test would turn red for them, and not for the slip."
+    names = names_from_outside(compile(textwrap.dedent(text), module, "exec"))
+    there = importlib.import_module(f"tinygpt.{module}")
+    return {name for name in names if not hasattr(there, name) and not hasattr(builtins, name)}
+
+
+def test_a_name_that_nothing_has_is_found():
+    text = "def f(x):\n    def g():\n        return probs + x + len(x) + Slip\n    return g"
+    assert unknown_names(text, "support") == {"probs", "Slip"}
+
+
 def test_every_slip_is_in_its_function_exactly_once_and_makes_other_python():
     definitions = {}
     for page in all_pages(ROOT):
@@ -66,6 +91,8 @@ def test_every_slip_is_in_its_function_exactly_once_and_makes_other_python():
             text = s.put_into(definition.text)
             if ast.dump(ast.parse(text)) == ast.dump(ast.parse(definition.text)):
                 problems.append(f"{s.module}.{s.function}: {s.why} changes nothing")
+            if names := unknown_names(text, s.module):
+                problems.append(f"{s.module}.{s.function}: {s.why}: nothing is called {names}")
         except ValueError as error:
             problems.append(str(error))
         except SyntaxError as error:
