@@ -17,6 +17,7 @@ warm-up), above the best rate.
 Written before `kinds` was run: "which weights decay is a convention" is refuted if, on the model with biases
 or the one without, decay on all weights ends higher than the usual rule, and the interval leaves 0 out.
 (The first grid had 1 to 30. Decay on all weights was best at 1, the edge, so 0.3 took the place of 30.)
+`near-kinds` was added after `compare-kinds` had been read: the same seeds, between two points of the grid.
 """
 
 import argparse
@@ -73,6 +74,12 @@ def settings(part: str) -> list[dict]:
             found += [same | dict(kind="nothing", decay=0.0, lr=lr) for lr in (0.001, 0.003, 0.01)]
             found += [same | dict(kind=kind, decay=d, lr=lr) for kind in (RULE, "all") for d, lr in grid]
         return found
+    if part == "near-kinds":  # half a step of the grid of `kinds` away from what it chose, where there is one
+        near = [("chapter 10", RULE, 2.0, 0.003), ("chapter 10", "all", 0.6, 0.003)]
+        near += [("chapter 10, GPT-2", "nothing", 0.0, 0.002)]
+        near += [("chapter 10, GPT-2", kind, 1.0, 0.002) for kind in (RULE, "all")]
+        same = dict(optimizer="AdamW", text=REPEATED)
+        return [small | same | dict(model=m, kind=k, decay=d, lr=lr) for m, k, d, lr in near]
     if part == "which":  # at the best rate, where a decay of 1 lowers the held-out loss
         same = small | dict(optimizer="AdamW", lr=0.003, text=REPEATED)
         return [same | dict(decay=0.0)] + [same | dict(decay=1.0, kind=kind) for kind in ALL_KINDS]
@@ -118,6 +125,7 @@ MORE_SEEDS = 5  # than the parts that choose have
 COMPARED = {
     "compare-optimizers": "optimizers",
     "compare-kinds": "kinds",
+    "near-kinds": None,
     "which": None,
     "compare": "long",
     "compare-short": "short",
