@@ -128,9 +128,8 @@ class Runs:
 
 
 def tune(runs: Runs, name: str) -> list:
-    "All runs of a contestant's grid: 64, and 24 of the control."
-    rest, warmup = (REST[:3], WARMUP[::3]) if name == CONTROL else (REST, WARMUP)
-    grid = itertools.product(BLOCKS[name], rest, warmup)
+    "All runs of a contestant's grid."
+    grid = itertools.product(BLOCKS[name], REST, WARMUP)
     return [runs.get(name, settings, STEPS, TUNING_SEED) for settings in grid]
 
 
