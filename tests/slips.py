@@ -1647,12 +1647,14 @@ SLIPS = [
         "muon", "muon_update", "1 - lr * weight_decay", "1 - weight_decay", "decay without the learning rate"
     ),
     Slip("muon", "muon_update", "alpha=-lr * update_scale", "alpha=lr * update_scale", "uphill"),
-    Slip("muon", "muon_update", "(p, new, found_inf)", "(p, new, None)", "a bad step reaches the weights"),
+    Slip(
+        "muon", "muon_update", "_unless(found_inf, p)", "_unless(None, p)", "a bad step reaches the weights"
+    ),
     Slip(
         "muon",
         "muon_update",
-        "buf.lerp(grad, 1 - momentum), found_inf",
-        "buf.lerp(grad, 1 - momentum), None",
+        "_unless(found_inf, buf)",
+        "_unless(None, buf)",
         "a bad step reaches the momentum",
     ),
     Slip(

@@ -1,5 +1,6 @@
 import copy
 import io
+from collections import Counter
 
 import pytest
 import torch
@@ -300,6 +301,32 @@ def test_a_step_that_must_not_count_changes_nothing_and_others_change_as_without
     muon_update(weights, good, bufs, **settings, found_inf=torch.zeros(()))
     muon_update(before[0], good, before[1], **settings)
     assert all(torch.equal(t, other) for t, other in zip(weights + bufs, before[0] + before[1]))
+
+
+class Operations(TorchDispatchMode):
+    "Counts what runs, by name."
+
+    def __init__(self):
+        super().__init__()
+        self.count = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_only_a_step_that_may_be_left_out_makes_copies():
+    "For a small matrix on a GPU each operation takes as long as its launch, and ZeRO's step always counts."
+    counts = []
+    for found_inf in (None, torch.zeros(())):
+        weights, grads, bufs = ([rand(6, 4, seed=2 * i), rand(6, 4, seed=2 * i + 1)] for i in range(3))
+        with Operations() as operations:
+            muon_update(weights, grads, bufs, lr=0.1, found_inf=found_inf)
+        counts.append(operations.count)
+    sure, unsure = counts
+    assert not sure.keys() & {"clone", "copy_", "where"}
+    # of each momentum and of each matrix
+    assert unsure - sure == {"clone": 4, "where": 4, "ne": 4}
 
 
 @pytest.mark.parametrize("count", [1, 8])

@@ -8,6 +8,7 @@ __all__ = ['QUINTIC', 'newton_schulz_dtype', 'newton_schulz', 'polar_express', '
 
 # %% ../nbs/14_muon.ipynb #imports
 from collections.abc import Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -119,9 +120,13 @@ def update_scale(
     raise UserError(f"scale = {kind} is not known: use shape or rms")
 
 
-def _write(old, new, found_inf):
-    "`new` goes into `old`, unless `found_inf` is not 0. The device decides; nobody waits for it."
-    old.copy_(new if found_inf is None else torch.where(found_inf != 0, old, new))
+@contextmanager
+def _unless(found_inf, t):
+    "What is done to `t` in here is taken back where `found_inf` is not 0. The device decides; nobody waits."
+    old = None if found_inf is None else t.clone()
+    yield
+    if old is not None:
+        torch.where(found_inf != 0, old, t, out=t)
 
 
 @torch.no_grad()
@@ -142,13 +147,14 @@ def muon_update(
 ) -> None:
     "One Muon step (Jordan et al. 2024) on matrices of one shape, in place."
     for buf, grad in zip(bufs, grads):
-        _write(buf, buf.lerp(grad, 1 - momentum), found_inf)
+        with _unless(found_inf, buf):
+            buf.lerp_(grad, 1 - momentum)
     directions = [grad.lerp(buf, momentum) for grad, buf in zip(grads, bufs)] if nesterov else bufs
     updates = newton_schulz(torch.stack(directions), steps, coefficients, dtype)
     for p, update in zip(params, updates):
-        new = p * (1 - lr * weight_decay)
-        new.add_(update, alpha=-lr * update_scale(*p.shape, scale))
-        _write(p, new, found_inf)
+        with _unless(found_inf, p):
+            p.mul_(1 - lr * weight_decay)
+            p.add_(update, alpha=-lr * update_scale(*p.shape, scale))
 
 # %% ../nbs/14_muon.ipynb #class-parts
 def split_matrix(p, grad, buf, group) -> list[tuple]:
