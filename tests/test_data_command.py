@@ -110,7 +110,7 @@ def test_killed_for_real_while_workers_are_busy_it_goes_on_to_the_same_bytes(tmp
     assert not (tmp_path / "out").exists() and (tmp_path / "out.partial/progress.json").exists()
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "tokens of" in done.stdout and "tinygpt.train --data" in done.stdout
+    assert "tokens of" in done.stdout and "tinygpt.train --source" in done.stdout
     prepare_shards(str(folder), tmp_path / "whole", "byte", shard_tokens=1_000_000, workers=0)
     for file in (tmp_path / "whole").iterdir():
         assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
@@ -136,7 +136,7 @@ def test_the_command_that_is_printed_can_be_pasted(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "one.txt", "my tokens; $(touch x)", "--tokenizer", "byte"]) == 0
     printed = capsys.readouterr().out.split("train on it with: ")[1].strip()
-    assert shlex.split(printed)[1:] == ["-m", "tinygpt.train", "--data", "my tokens; $(touch x)"]
+    assert shlex.split(printed)[1:] == ["-m", "tinygpt.train", "--source", "my tokens; $(touch x)"]
 
 
 def test_a_text_that_names_the_special_token_is_reported_and_the_remedy_works(tmp_path, monkeypatch, capsys):

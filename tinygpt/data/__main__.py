@@ -101,7 +101,7 @@ def prepare(options: Prepare):
             f"{split:5s} {tokens:,} tokens of {found['documents']:,} documents "
             f"in {len(found['shards'])} shards, {found['bytes'] / tokens:.2f} bytes a token"
         )
-    print("train on it with:", shlex.join(["python", "-m", "tinygpt.train", "--data", str(out)]))
+    print("train on it with:", shlex.join(["python", "-m", "tinygpt.train", "--source", str(out)]))
 
 
 def check(options: Verify):

@@ -189,7 +189,7 @@ def shakespeare() -> Corpus:
         except (urllib.error.URLError, OSError) as error:
             raise UserError(
                 f"data: Tiny Shakespeare could not be fetched ({error}): "
-                f"save {SHAKESPEARE_URL} as {path}, or give its path as --data"
+                f"save {SHAKESPEARE_URL} as {path}, or give its path as --source"
             ) from None
         with atomic_path(path) as tmp:
             tmp.write_bytes(raw)
