@@ -229,7 +229,7 @@ def test_pictures_and_checks_stay():
 
     nb, chapter = make_notebook(ROOT, "10_adamw"), read_notebook(ROOT / "nbs/10_adamw.ipynb")
     assert count(nb, "image/png") == count(chapter, "image/png") > 0
-    assert count(nb, "assert ") == count(chapter, "assert ") > 20
+    assert count(nb, "assert ") == count(chapter, "assert ") > 0
 
 
 def test_notes_and_answers_are_work_and_outputs_are_not():
