@@ -122,6 +122,19 @@ def test_a_cable_that_is_pulled_ends_the_ranks_on_both_sides_and_each_machine_sa
     assert len(said) == 2 and all(line.endswith("last good checkpoint: runs/a/step_10") for line in said)
 
 
+def patience_before_and_after_a_word(world):
+    with Watchdog(world, patience=1800) as dog:
+        before = dog.heart.patience
+        dog.be_patient(7)
+        return before, dog.heart.patience
+
+
+def test_the_patience_of_a_watchdog_can_change_and_alone_it_has_none():
+    assert run_processes(patience_before_and_after_a_word, 2, timeout=LAST_RESORT) == [(1800, 7), (1800, 7)]
+    with Watchdog(World()) as dog:
+        dog.be_patient(7)
+
+
 def end_while_the_listener_reads(world):
     "How many threads of the watchdog live on after `done`, which comes while a reading is under way."
     dog = Watchdog(world, interval=0.05)

@@ -12,11 +12,13 @@ from tinygpt.run.config import (
     TrainConfig,
     check_memory,
     config_from_dict,
+    find_tokenizer,
     least_memory,
     load_config,
 )
 from tinygpt.run.presets import preset
 from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
 
 GROUPS = [f.default_factory for f in dataclasses.fields(TrainConfig)]
 FIELDS = [f.name for g in GROUPS for f in dataclasses.fields(g)]
@@ -223,3 +225,25 @@ def test_names_of_all_kinds_are_names(name):
     config = preset("laptop")
     config.system.device, config.run.name = "cpu", name
     assert config.problems() == []
+
+
+def test_a_run_that_goes_on_finds_its_tokenizer_in_its_newest_good_checkpoint(config, tmp_path):
+    mine = tmp_path / "mine.json"
+    ByteTokenizer().save(mine)
+    saved = [tmp_path / f"checkpoints/step_{step}/tokenizer.json" for step in (2, 10, 30)]
+    for path in saved:
+        path.parent.mkdir(parents=True)
+        ByteTokenizer().save(path)
+    saved[-1].write_text("{")  # damaged
+
+    def found(tokenizer, init_from="", run=tmp_path):
+        config.data.tokenizer, config.run.init_from = tokenizer, init_from
+        find_tokenizer(config, run)
+        return config.data.tokenizer
+
+    assert found(str(mine)) == str(mine) and found("byte") == "byte" and found("bpe") == "bpe"
+    assert found(str(tmp_path / "gone.json")) == str(saved[1])  # the file of before is not there any more
+    assert found("bpe", "runs/base") == str(saved[1])  # it came with the weights
+    nothing = tmp_path / "nothing"  # a run that has saved nothing: the weights bring it again
+    assert found(str(tmp_path / "gone.json"), "runs/base", nothing) == "bpe"
+    assert found(str(tmp_path / "gone.json"), "", nothing) == str(tmp_path / "gone.json")
