@@ -2,6 +2,7 @@ import json
 import math
 import os
 import re
+import sys
 
 import pytest
 import torch
@@ -19,6 +20,25 @@ def test_lines_are_on_the_disk_as_soon_as_they_are_written(tmp_path):
         tmp_path / "log.txt"
     ).read_text().endswith("hello\n")
     log.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows moves no folder with an open file in it")
+def test_a_log_whose_folder_was_moved_goes_on_in_the_new_one_with_all_its_lines(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    log = RunLog(folder, show=lambda text: None)
+    log.write(step=0, loss=1.5)
+    log.say("hello")
+    folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    log.follow()
+    log.write(step=1, loss=1.25)
+    log.say("again")
+    log.close()
+    assert read_metrics(folder) == [{"step": 0, "loss": 1.5}, {"step": 1, "loss": 1.25}]
+    said = [line.split(" ", 1)[1] for line in (folder / "log.txt").read_text().splitlines()]
+    assert said == ["hello", "again"]
+    assert len(read_metrics(tmp_path / "moved")) == 1
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
