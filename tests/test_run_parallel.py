@@ -138,6 +138,13 @@ def test_every_way_of_training_gives_the_losses_of_one_process(place, alone, siz
             assert all(torch.equal(other[parallel, optimizer][2][n], model[n]) for n in model)
 
 
+def test_a_sum_of_losses_is_divided_by_what_counts_for_its_own_objective(place):
+    way = Single(GPT(make_config(*place, "count", "adamw").model), World())
+    y = torch.tensor([[1, -100, 3], [-100, 5, 6]])
+    assert way.share_of_targets(y).item() == 4
+    assert way.share_of_targets(y, lambda y: (y == 3).sum()).item() == 1
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_muon_gets_its_settings_and_the_format_of_the_run(place, dtype):
     config = make_config(*place, "settings", "muon")
