@@ -80,7 +80,7 @@ def batch_problems(
 def open_reference(
     run: Run,
 ) -> GPT:
-    "The model in `init_from`, without dropout whatever the run has: a reference that rolls dice is none."
+    "The model in `init_from`, with the run's attention, and without its dropout: a reference rolls no dice."
     place, device = run.config.run.init_from, run.policy.device
     if not place:
         raise UserError(

@@ -16,11 +16,11 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from ..checkpoint_open import open_model
 from ..evaluate.tasks import pass_at_k
 from ..finetune.tasks import Example, is_right, make_examples
 from ..finetune.template import chat_ids, render
 from ..model import GPT
+from ..prefer.train import open_reference
 from .policy import Answer, advantages, answer_table, draw_answers, policy_loss
 from ..run.config import TrainConfig
 from ..run.setup import Objective, Run
@@ -189,15 +189,10 @@ class RolloutLoader:
                 f"batch_size = {rows}: {told}; give a multiple of {world.world_size * recipe.group}"
             )
         self._check_room(("train", "test") if questions else ("train",))
-        self.start = self._open_start() if recipe.beta else None
+        self.start = open_reference(run) if recipe.beta else None
         self.step = 0  # batches handed out
         self.drawn: list[tuple[Answer, float]] = []  # with their advantages
         self.totals = dict.fromkeys(("answers", "reward", "tokens", "alike"), 0.0)  # since the last look
-
-    def _open_start(self) -> GPT:
-        "The model at the start, with the run's attention: kernels round in places of their own."
-        start, _, _ = open_model(self.run.config.run.init_from, self.run.policy.device)
-        return start.set_attention(self.run.model.h[0].attn.impl)
 
     def _check_room(self, splits: tuple[str, ...]) -> None:
         "UserError where a question of these splits and its answer do not fit the context."
