@@ -104,13 +104,18 @@ def _bare_weights(model, weights):
     return bare
 
 # %% ../nbs/16_checkpoint.ipynb #full
-def tensor_bytes(tree) -> int:
-    "The bytes of all tensors in dicts and lists of any depth."
+def tensor_bytes(
+    tree,  # tensors in dicts and lists of any depth
+) -> int:
+    "The bytes of all tensors in it."
     return sum(t.nbytes for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
 
 
 @contextmanager
-def _full_disk_is_a_user_error(folder, needed):  # needed: bytes that will be written
+def _full_disk_is_a_user_error(
+    folder: Path,
+    needed: int,  # bytes that will be written
+):
     "Turn whatever is raised inside into one sentence if the reason is that the disk is full."
     try:
         yield
@@ -136,8 +141,10 @@ def save_checkpoint(
     folder: Path,  # made here; a good checkpoint there is a FileExistsError, a damaged one is replaced
     model: GPT,  # or any module; also compiled, or wrapped in DDP: the plain module's names are written
     tokenizer: Tokenizer,
-    optimizer: torch.optim.Optimizer | dict | None = None,  # or its state; None: not to be trained on
-    # what json can hold; "rng" is `rng_states`, added for one process; with "val_loss" it can be the best
+    # or its state; None: for a model that will not be trained on
+    optimizer: torch.optim.Optimizer | dict | None = None,
+    # what json can hold; "rng" holds the generators of each process, and is added for one;
+    # "val_loss" makes it a candidate for best
     state: dict | None = None,
     weights: dict | None = None,  # the model's state_dict where its own is not whole: spread over processes
 ) -> Path:
@@ -243,7 +250,8 @@ def find_checkpoint(
 # %% ../nbs/16_checkpoint.ipynb #prune
 def _first_good(folders: list[Path], count: int) -> list[Path]:
     "The first `count` of them that are whole. No more are verified: that reads every byte."
-    return list(islice((folder for folder in folders if not verify_checkpoint(folder)), count))
+    good = (folder for folder in folders if not verify_checkpoint(folder))
+    return list(islice(good, count))
 
 
 def prune(
@@ -429,15 +437,19 @@ def _read_optimizer(folder, shapes):
     sound = sound and all(isinstance(group, dict) and "params" in group for group in groups)
     if not sound or not all(isinstance(entry, dict) for entry in entries.values()):
         raise UserError(f"resume: {path} holds no state of an optimizer: {_OTHER}")
-    for name, t in (item for entry in entries.values() for item in entry.items()):
-        if isinstance(t, torch.Tensor) and t.numel() > 1 and t.shape not in shapes:
-            wrong = f"{name} of shape {tuple(t.shape)}, which no weight has"
-            raise UserError(f"resume: {path} holds {wrong}: {_OTHER}")
+    for entry in entries.values():
+        for name, t in entry.items():
+            if isinstance(t, torch.Tensor) and t.numel() > 1 and t.shape not in shapes:
+                wrong = f"{name} of shape {tuple(t.shape)}, which no weight has"
+                raise UserError(f"resume: {path} holds {wrong}: {_OTHER}")
     return saved
 
 # %% ../nbs/16_checkpoint.ipynb #what-differs
-def what_differs(state: dict, world_size: int = 1) -> list[str]:
-    "What keeps a run resumed from `state` from being the same bit for bit, a sentence each; [] for nothing."
+def what_differs(
+    state: dict,  # from `load_training_state`
+    world_size: int = 1,
+) -> list[str]:
+    "What keeps the resumed run from being the same bit for bit, a sentence each; none if nothing is known."
     versions = state.get("versions", {})
     pairs = {  # before, now
         "threads": (state.get("threads"), torch.get_num_threads()),

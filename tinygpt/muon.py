@@ -24,7 +24,10 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def newton_schulz_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    "Of the products: bfloat16 on a GPU that multiplies it in hardware, else float32. float64 stays."
+    """What the products are made in where nobody says.
+
+    bfloat16 on a GPU that multiplies it in hardware, else float32. float64 stays.
+    """
     if dtype == torch.float64:
         return dtype
     hardware = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -182,7 +185,10 @@ def update_parts(
 
 # %% ../nbs/14_muon.ipynb #class
 class Muon(Optimizer):
-    "Muon for matrices. The group key `split` (row counts) makes several of a fused one, each by itself."
+    """Muon for matrices.
+
+    The group key `split` (row counts) makes it treat a fused matrix as several, each by itself.
+    """
 
     def __init__(
         self,
@@ -286,7 +292,10 @@ def muon_groups(
 
 # %% ../nbs/14_muon.ipynb #combined
 class CombinedOptimizer(Optimizer):
-    "Several optimizers that act as one. Its groups and its state are the very objects of its parts."
+    """Several optimizers that act as one: one step, one list of groups, one state dict.
+
+    They share its groups and its state, the very objects.
+    """
 
     def __init__(self, *optimizers: torch.optim.Optimizer):  # new ones, with no parameter in common
         super().__init__([group for o in optimizers for group in o.param_groups], {})

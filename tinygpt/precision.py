@@ -104,7 +104,10 @@ def choose_policy(
     device: str = "auto",  # see `choose_device`
     dtype: str = "auto",  # "auto", "float32", "bfloat16", "float16"
 ) -> Policy:
-    "The policy for this machine, or the one asked for; nothing is set. UserError where it cannot be."
+    """The policy for this machine, or the one asked for. Choosing sets nothing: see `Policy.apply`.
+
+    UserError where the device cannot do it.
+    """
     chosen, reason = choose_device(device)
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise UserError(f"dtype = {dtype} is not known: use auto, float32, bfloat16 or float16")
@@ -186,10 +189,12 @@ def _check_rule(growth_factor: float, backoff_factor: float, growth_interval: in
     "UserError for a rule with which a loss scaler cannot work."
     rates_work = growth_factor > 1 and 0 < backoff_factor < 1
     if not (rates_work and growth_interval >= 1 and 0 < init_scale < math.inf):
-        rule = f"growth_factor = {growth_factor}, backoff_factor = {backoff_factor}, "
-        rule += f"growth_interval = {growth_interval}, init_scale = {init_scale}"
-        remedy = "growth above 1, backoff between 0 and 1, interval from 1 on, scale above 0"
-        raise UserError(f"a loss scaler cannot work with {rule}: {remedy}")
+        raise UserError(
+            f"a loss scaler cannot work with growth_factor = {growth_factor}, "
+            f"backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, "
+            f"init_scale = {init_scale}: growth above 1, backoff between 0 and 1, "
+            "interval from 1 on, scale above 0"
+        )
 
 # %% ../nbs/08_precision.ipynb #scaler-class
 class LossScaler:
@@ -297,7 +302,10 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        "Take over a state, torch's too. UserError if it is empty, as that of a run without scaler is."
+        """Take over a state from here or from torch's `GradScaler`.
+
+        UserError if it is empty, as that of a run without scaler is.
+        """
         if not self.enabled:
             return
         if not state:

@@ -114,8 +114,15 @@ class _Flat(_FlatStep):
 
 # %% ../nbs/15_zero.ipynb #dist-adamw
 # torch's fused AdamW has these in its groups: with them a state dict goes from one to the other
-TORCH_KEYS = dict(amsgrad=False, maximize=False, foreach=None, capturable=False, differentiable=False)
-TORCH_KEYS |= dict(fused=True, decoupled_weight_decay=True)
+TORCH_KEYS = dict(
+    amsgrad=False,
+    maximize=False,
+    foreach=None,
+    capturable=False,
+    differentiable=False,
+    fused=True,
+    decoupled_weight_decay=True,
+)
 
 
 class DistAdamW(ShardedOptimizer, AdamW):

@@ -274,7 +274,10 @@ def wrap_fsdp(
     world: World,
     **options,  # of `fully_shard`, such as mp_policy
 ) -> nn.Module:
-    "FSDP2, in place: a rank keeps 1/N of weights, gradients, optimizer state. Make the optimizer after it."
+    """FSDP2: each rank keeps 1/N of every parameter, gradient and optimizer state.
+
+    Changes `model`; make the optimizer after it.
+    """
     from torch.distributed.device_mesh import init_device_mesh  # these two take seconds to import
     from torch.distributed.fsdp import fully_shard
 

@@ -176,8 +176,8 @@ def write_rows(
     model: GPT,
     rows: list[Row],  # each with a generator of its own, if anything is drawn
     batch_size: int,  # rows that are written together
-    *how,  # and more: as for `decode_rows`
-    **more,
+    *how,  # and
+    **more,  # as for `decode_rows`
 ) -> None:
     "Write all rows to their ends. Those of like length run together: a row that waits costs time."
     rows = sorted(rows, key=lambda row: len(row.prompt))
@@ -317,8 +317,10 @@ def document_loss(
     return module(x, targets, reduction="sum", mask=same_document(document))[1]
 
 
-def count_answers(y: torch.Tensor) -> torch.Tensor:
-    "How many targets count, 0-d; y is (B, T, 2), from a loader with `document_mask`."
+def count_answers(
+    y: torch.Tensor,  # (B, T, 2) int64, from a loader with `document_mask`
+) -> torch.Tensor:  # 0-d int64
+    "How many targets count."
     return (y[..., 0] != -100).sum()
 
 # %% ../../nbs/22_finetune.ipynb #answers-objective
