@@ -27,6 +27,16 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
+def switch():
+    "What torch's switch for float32 products says; it is put back after the test."
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    yield torch.get_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
 def words(tmp_path):
     "A small text file of repeated sentences with some numbers in them: about 60 kB, easy to learn."
     path = tmp_path / "words.txt"

@@ -43,14 +43,6 @@ class FakeCuda:
         )
 
 
-@pytest.fixture
-def switch():
-    "What torch's switch for float32 products says; it is put back after the test."
-    before = torch.get_float32_matmul_precision()
-    yield torch.get_float32_matmul_precision
-    torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.parametrize(
     "bf16, asked, dtype, scaler, matmul",
     [

@@ -330,14 +330,14 @@ def test_the_callers_config_stays_as_it_was(config):
     ("tf32", "before", "during"), [(True, "highest", "high"), (False, "high", "highest")]
 )
 def test_every_beginning_sets_the_switch_for_float32_products_before_it_computes(
-    config, monkeypatch, tf32, before, during
+    config, monkeypatch, switch, tf32, before, during
 ):
     "A run on a GPU is played by a policy on the CPU that wants what a GPU's would."
-    said, first = [], torch.get_float32_matmul_precision()
+    said = []
 
     def note(real):
         def noting(*args, **kw):
-            said.append(torch.get_float32_matmul_precision())
+            said.append(switch())
             return real(*args, **kw)
 
         return noting
@@ -356,14 +356,11 @@ def test_every_beginning_sets_the_switch_for_float32_products_before_it_computes
         lambda: quiet(config, objective=own, overwrite=True),  # as the later stages train
         lambda: score_run(config, resume=True),
     ]
-    try:
-        for begin in beginnings:
-            torch.set_float32_matmul_precision(before)
-            said.clear()
-            begin()
-            assert len(said) > 1 and set(said) == {during}
-    finally:
-        torch.set_float32_matmul_precision(first)
+    for begin in beginnings:
+        torch.set_float32_matmul_precision(before)
+        said.clear()
+        begin()
+        assert len(said) > 1 and set(said) == {during}
 
 
 def test_a_resumed_run_has_the_state_of_the_one_that_stopped(config, monkeypatch):
