@@ -25,7 +25,7 @@ from tinygpt.run.config import EvalConfig
 from tinygpt.run.folder import claim_folder
 from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due
 from tinygpt.run.report import read_metrics
-from tinygpt.run.setup import NEXT_TOKEN, Objective, kept_settings, next_token_loader, open_run
+from tinygpt.run.setup import NEXT_TOKEN, Objective, next_token_loader, open_run
 from tinygpt.support import UserError
 from tinygpt.train import losses_of, main, train
 
@@ -291,9 +291,8 @@ def test_a_run_with_an_objective_goes_on_exactly_and_only_with_its_own_command(c
     with pytest.raises(UserError) as refused:
         train(config, progress="none", resume=True)
     assert f"python -m tests.weighted --resume {config.folder}" in str(refused.value)
-    with pytest.raises(UserError, match="python -m tests.weighted --resume"):
-        kept_settings(config.folder, "tinygpt.train")
-    assert kept_settings(config.folder, "tests.weighted") == dict(weight=2)
+    kept = json.loads((config.folder / "objective.json").read_text())
+    assert kept == dict(command="tests.weighted", settings=dict(weight=2))
     rest = train(config, progress="none", resume=True, objective=WEIGHTED)
     assert first.losses + rest.losses == whole.losses
     assert f"python -m tests.weighted --resume {config.folder}" in (config.folder / "report.md").read_text()

@@ -28,6 +28,7 @@ from tinygpt.run.setup import (
     begin_run,
     choose_prompt,
     initial_model,
+    kept_settings,
     last_words,
     open_run,
     score_run,
@@ -505,6 +506,17 @@ def test_a_run_that_is_opened_holds_its_folder_until_it_is_closed(config):
     with pytest.raises(UserError, match="holds no checkpoint"):
         run_setup.open_run(config, resume=True)
     quiet(config, overwrite=True)  # a refusal does not keep it
+
+
+def test_a_run_goes_on_with_its_own_command_only(config):
+    answers = Objective(command="tinygpt.finetune", settings=dict(weight=2))
+    for objective in (Objective(), answers):
+        config.run.name = objective.command
+        quiet(config, objective=objective)
+        assert kept_settings(config.folder, objective.command) == objective.settings
+        other = "tinygpt.finetune" if objective is not answers else "tinygpt.train"
+        with pytest.raises(UserError, match=f"python -m {objective.command} --resume"):
+            kept_settings(config.folder, other)
 
 
 def test_what_came_into_the_folder_while_the_data_was_read_is_not_deleted(config, monkeypatch):
