@@ -3,11 +3,15 @@
     OMP_NUM_THREADS=1 python benchmarks/carry_over.py              # writes results/carry_over.json
     OMP_NUM_THREADS=1 python benchmarks/carry_over.py --form NAME  # one form, into the record that is there
     OMP_NUM_THREADS=1 python benchmarks/carry_over.py --longer     # runs of six minutes, into the same file
+    OMP_NUM_THREADS=1 python benchmarks/carry_over.py --rates      # the first form at other rates of AdamW
 
 The text is the State of the Union addresses in tokens of a BPE of 4096; three and a half minutes a form. A
 training step of every form is timed first, in turn, on one thread; then each form gets as many steps as fit
 in the time of 320 steps of the modern form. The longer runs, of small models, have their lengths written
 down. Bits per byte are those of the held-out addresses, all of them.
+
+AdamW's rate of 4e-3 came from the ladder. So the first form runs with other rates too, as many steps as it
+had, for the losses alone: results/carry_over_rates.json.
 """
 
 import argparse
@@ -29,6 +33,7 @@ from tinygpt.speedrun import run_command
 
 GPT2 = "--position learned --norm layernorm --mlp gelu --init gpt2 --tie-weights --no-qk-norm"
 GPT2 += " --logit-softcap 0"
+RESULTS = Path(__file__).parent / "results"
 FORMS = {  # each is a change to the one that its comment names
     "GPT-2's form, AdamW": f"{GPT2} --optimizer adamw --learning-rate 4e-3",  # the third rung of the ladder
     "Muon": GPT2,  # to the first
@@ -37,6 +42,7 @@ FORMS = {  # each is a change to the one that its comment names
     "three layers of six": "--n-layer 3 --ngram-rows 32768",
     "bfloat16": "--n-layer 3 --ngram-rows 32768 --dtype auto",  # where the CPU multiplies it
 }
+RATES = "2e-3", "1e-3", "4e-3"  # of AdamW, in the first form; the last is its own, as a control
 LONGER = {
     "three layers, tables": "--n-layer 3 --ngram-rows 32768 --max-steps 1000",
     "two layers, tables": "--n-layer 2 --ngram-rows 32768 --max-steps 1250",
@@ -81,6 +87,7 @@ def main():
     parser.add_argument("--steps", type=int, default=320, help=steps)
     parser.add_argument("--form", choices=FORMS)
     parser.add_argument("--longer", action="store_true")
+    parser.add_argument("--rates", action="store_true")
     parser.add_argument("--rounds", type=int, default=30, help="of timing a step")
     args = parser.parse_args()
     known = load("carry_over")
@@ -90,6 +97,8 @@ def main():
             known["longer"].append(dict(name=name, flags=flags, run=trained(flags.split())))
         return save("carry_over", known)
     forms = {form["name"]: form for form in known["forms"]}
+    if args.rates:
+        return other_rates(forms["GPT-2's form, AdamW"])
     wanted = [args.form] if args.form else list(FORMS)
     seconds = step_seconds(list(dict.fromkeys(["modern form", *wanted])), args.rounds)
     for name in wanted:
@@ -99,6 +108,21 @@ def main():
         forms[name] = dict(name=name, flags=FORMS[name], step_ms=step_ms, steps=steps, run=run)
         print(forms[name], flush=True)
         save("carry_over", known | dict(forms=[forms[n] for n in FORMS if n in forms]))
+
+
+def other_rates(form: dict):
+    "The first form as long as it ran, with other rates of AdamW. Goes on where the record ends."
+    name = "carry_over_rates"
+    runs = load(name)["runs"] if (RESULTS / f"{name}.json").exists() else []
+    for rate in RATES:
+        if rate in [run["learning_rate"] for run in runs]:
+            continue
+        length = ["--max-steps", str(form["steps"])]
+        run = trained([*form["flags"].split(), "--learning-rate", rate, *length])
+        del run["wall_s"], run["cpu_s"]  # the steps are given, so other programs may run beside it
+        runs.append(dict(learning_rate=rate, **run))
+        print(runs[-1], flush=True)
+        save(name, dict(command="OMP_NUM_THREADS=1 python benchmarks/carry_over.py --rates", runs=runs))
 
 
 def trained(flags: list[str]) -> dict:

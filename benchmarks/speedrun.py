@@ -244,8 +244,12 @@ def _step_timer(run):
 def clock_rungs(args):
     """CPU seconds of a step of each rung, and of its whole command with a single step. Wants an idle machine.
 
-    In turn, many times, so that all rungs have their share of what else goes on.
+    In turn, many times, so that all rungs have their share of what else goes on. Earlier readings go: they
+    are of another day or another machine.
     """
+    with _ladder() as known:
+        for name in _wanted(args):
+            known[name]["clock"] = {}
     with ExitStack() as stack:
         tmp = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         timers = {}

@@ -1,10 +1,12 @@
 """The ladder: rungs are command lines that work and stand on the kept ones below; the record is theirs."""
 
+import importlib
 import json
 import math
 import statistics
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -230,3 +232,25 @@ def test_a_gain_whose_interval_holds_1_is_told_to_be_noise():
     assert climb([rung_of("start", True), same])[1]["noise"] and "inside the noise" in ladder_table(
         climb([rung_of("start", True), same])
     )
+
+
+def test_a_new_clock_is_not_mixed_with_an_older_days_readings(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(RESULTS.parent)
+    benchmark = importlib.import_module("speedrun")
+    first, other = LADDER[0].name, LADDER[1].name
+    older = {"step_s": [9.0], "command_s": [99.0]}
+    record = {"rungs": []}
+    for rung in LADDER:
+        flags = benchmark._settings(rung.name)
+        record["rungs"].append(dict(name=rung.name, flags=flags, kept=rung.kept, runs=[], clock=dict(older)))
+    monkeypatch.setattr(benchmark, "load", lambda name: record)
+    monkeypatch.setattr(benchmark, "save", lambda name, found: record.update(found))
+    monkeypatch.setattr(benchmark, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(benchmark, "open_run", lambda config: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(benchmark, "_step_timer", lambda run: lambda: 0.1)
+    monkeypatch.setattr(benchmark, "run_command", lambda *_: {"cpu_s": 5.0})
+
+    benchmark.clock_rungs(SimpleNamespace(rung=[first], repeats=2))
+    clocks = {rung["name"]: rung["clock"] for rung in record["rungs"]}
+    assert clocks[first] == {"step_s": [0.1] * 10, "command_s": [5.0] * 2}
+    assert clocks[other] == older
