@@ -8,6 +8,7 @@ __all__ = ['FINISH', 'LARGEST_BODY', 'PAGE', 'Slots', 'Request', 'Engine', 'BadR
 
 # %% ../../nbs/more/25_chat_serve.ipynb #imports
 import asyncio
+import ipaddress
 import json
 import logging
 import socket
@@ -690,12 +691,12 @@ def serve(
     import uvicorn
 
     host, port = listener.getsockname()[:2]
-    local = host in ("127.0.0.1", "::1")
-    hosts = ("127.0.0.1", "localhost", "[::1]") if local else ()
+    place = f"[{host}]" if ":" in host else host
+    local = ipaddress.ip_address(host).is_loopback
+    hosts = (place, "127.0.0.1", "localhost", "[::1]") if local else ()
     engine = Engine(model, tokenizer, batch_size).start()
     app = make_app(engine, name, hosts)
     settings = dict(log_level="warning", timeout_graceful_shutdown=1, limit_concurrency=256)
-    place = f"[{host}]" if ":" in host else host
     print(f"{name}: http://{place}:{port}/ is a page to chat, http://{place}:{port}/v1 for OpenAI's clients")
     print("Ctrl-C ends the server", flush=True)
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # a client that left is no news
