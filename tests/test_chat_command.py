@@ -52,6 +52,22 @@ def test_each_line_gets_an_answer_and_a_seed_repeats_them(run, monkeypatch, caps
     assert capsys.readouterr().out == first.out
 
 
+def test_a_line_that_is_no_text_is_a_note_and_the_chat_goes_on(run, monkeypatch, capsys):
+    piped = io.TextIOWrapper(io.BytesIO(b"Hello\n\xff\xfe\nSo?\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", piped)
+    assert main([str(run), "--device", "cpu", "--seed", "1", "--max-new-tokens", "6"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("no character") == 1
+    call(monkeypatch, run, "--seed", 1, "--max-new-tokens", 6, typed="Hello\nSo?\n")
+    assert capsys.readouterr().out == said.out
+
+
+def test_without_a_standard_input_a_talk_is_one_sentence(run, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)  # as after <&- in a shell
+    assert main([str(run), "--device", "cpu"]) == 2
+    assert "standard input is closed" in capsys.readouterr().err
+
+
 def test_ctrl_c_ends_the_answer_and_not_the_chat(capsys):
     conversation = Conversation(build(), TOK, max_new_tokens=20, seed=0)
     conversation.ends = set()

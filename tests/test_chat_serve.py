@@ -1,6 +1,7 @@
 """The server: answers as each request alone would get them, slots that come free, errors in OpenAI's form."""
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -141,6 +142,22 @@ def test_requests_wait_in_order_and_too_many_are_turned_away():
     assert order == [0, 1]
 
 
+def test_who_left_while_waiting_takes_no_place_in_the_line():
+    engine = Engine(make_model(), TOK, batch_size=1, max_waiting=2)
+    engine.ends = set()
+    first, gone = Request(asked(0)[0], 50), [Request(asked(i)[0], 50) for i in (1, 2)]
+    engine.submit(first)
+    engine.round()
+    assert all(engine.submit(r) for r in gone) and not engine.submit(Request(asked(3)[0], 2))
+    for request in gone:
+        request.cancelled = True
+    engine.round()  # the first one goes on, so no slot is free
+    last = Request(asked(3)[0], 2)
+    assert first in engine.going and engine.submit(last)
+    drain(engine)
+    assert len(last.row.new) == 2 and all(r.row.new == [] for r in gone)
+
+
 def test_an_error_ends_its_request_and_not_the_loop():
     model = make_model()
     engine, said = Engine(model, TOK, batch_size=2), []
@@ -277,6 +294,15 @@ def test_a_whole_answer_and_a_streamed_one_are_the_conversations(engine):
     assert len({event["id"] for event in events}) == 1
 
 
+def test_the_events_of_an_answer_tell_one_time(engine, monkeypatch):
+    "OpenAI's reference of the chunk object: each chunk has the same timestamp."
+    clock = itertools.count(1000)
+    monkeypatch.setattr(module.time, "time", lambda: next(clock))
+    body = {"messages": HI, "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
+    lines = call(engine, "POST", CHAT, json=body).text.split("\n\n")[:-2]
+    assert len(lines) > 3 and len({json.loads(line[6:])["created"] for line in lines}) == 1
+
+
 def test_many_clients_at_once_get_their_own_answers(engine):
     async def run():
         async with client_of(engine, timeout=60) as client:
@@ -327,6 +353,22 @@ def test_the_work_ends_when_the_client_leaves(engine, stream):
             break
         time.sleep(0.01)
     assert requests[0].cancelled and 3 < len(requests[0].row.new) < 80 and len(engine.free) == 2
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_server(engine):
+    messages = [{"type": "http.request", "body": b'{"mess', "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        pass
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = dict(type="http", method="POST", path=CHAT, headers=headers, query_string=b"")
+    scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}}
+    asyncio.run(make_app(engine, "tiny", ("localhost",))(scope, receive, send))  # raised ClientDisconnect
+    assert not engine.going and not engine.waiting
 
 
 @pytest.mark.parametrize(
@@ -421,6 +463,22 @@ def test_a_port_that_is_taken_is_one_sentence():
         bind("203.0.113.7", 0)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_on_its_own_machine_only_its_own_names_are_answered(monkeypatch, host):
+    uvicorn = pytest.importorskip("uvicorn")
+    made = []
+    monkeypatch.setattr(module, "make_app", lambda *given: made.append(given))
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    try:
+        listener = bind(host, 0)
+    except UserError:
+        pytest.skip(f"this machine has no {host}")
+    with listener:
+        module.serve(make_model(), TOK, "tiny", listener)
+    [(_, _, hosts)] = made
+    assert set(hosts) == {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
+
+
 def test_serving_ends_the_engine_and_says_where_it_is(monkeypatch, capsys):
     uvicorn = pytest.importorskip("uvicorn")
     made, seen = [], []
@@ -431,5 +489,5 @@ def test_serving_ends_the_engine_and_says_where_it_is(monkeypatch, capsys):
         module.serve(make_model(), TOK, "tiny", listener, 3)
     engine, name, hosts = made[0]
     assert seen == [False] and engine.closed and len(engine.free) == 3
-    assert (name, hosts) == ("tiny", ("127.0.0.1", "localhost", "[::1]"))
+    assert name == "tiny" and hosts
     assert f"http://127.0.0.1:{port}/" in capsys.readouterr().out

@@ -58,6 +58,8 @@ def read_lines(
     prompt: str = "> ",  # shown where somebody types; not for a file or a pipe
 ):
     "Yield the lines that are typed or come through a pipe, until Ctrl-D or their end."
+    if hasattr(sys.stdin, "reconfigure"):  # a byte that is no text costs its line, not the chat
+        sys.stdin.reconfigure(errors="surrogateescape")
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
@@ -126,6 +128,8 @@ def main(argv: list[str]) -> None:
     check_options(options)
     if options.serve:
         check_installed()
+    elif sys.stdin is None:
+        raise UserError("standard input is closed: type, or send lines through a pipe")
     device, _ = choose_device(options.device)
     model, tokenizer, folder = open_model(options.run, device, options.best)
     chat_ids(tokenizer, options.run)  # a base model knows no turns

@@ -8,6 +8,7 @@ __all__ = ['FINISH', 'LARGEST_BODY', 'PAGE', 'Slots', 'Request', 'Engine', 'BadR
 
 # %% ../../nbs/more/25_chat_serve.ipynb #imports
 import asyncio
+import ipaddress
 import json
 import logging
 import socket
@@ -173,11 +174,12 @@ class Engine:
         "Take in those who wait, and give everybody a token."
         for request in [r for r in self.going if r.cancelled]:
             self._leave(request)
+        with self.woken:  # who has left keeps nobody else from waiting
+            self.waiting = deque(r for r in self.waiting if not r.cancelled)
         while self.free and self.waiting:
             with self.woken:
                 request = self.waiting.popleft()
-            if not request.cancelled:
-                self._attempt([request], self._enter, request)
+            self._attempt([request], self._enter, request)
         for request in list(self.going):
             self._attempt([request], self._take, request)
         if self.going:
@@ -329,12 +331,16 @@ FINISH = {"eot": "stop", "stop": "stop", "length": "length"}
 LARGEST_BODY = 1_000_000  # bytes
 
 
-def _answer(request: Request, name: str, number: str, text: str) -> dict:
+def _head(name: str, number: int) -> dict:
+    "What an answer, and each event of a streamed one, says of itself. All events tell one time."
+    return {"id": f"chatcmpl-{number}", "created": int(time.time()), "model": name}
+
+
+def _answer(request: Request, head: dict, text: str) -> dict:
     "The whole answer in OpenAI's form."
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": FINISH[request.row.finish], "logprobs": None}
-    about = {"id": number, "object": "chat.completion", "created": int(time.time()), "model": name}
-    return about | {"choices": [choice], "usage": _usage(request)}
+    return head | {"object": "chat.completion", "choices": [choice], "usage": _usage(request)}
 
 
 def _usage(request: Request) -> dict:
@@ -342,13 +348,13 @@ def _usage(request: Request) -> dict:
     return {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
 
 
-def _event(name: str, number: str, delta: dict | None, finish: str | None = None, **more) -> str:
+def _event(head: dict, delta: dict | None, finish: str | None = None, **more) -> str:
     "One server-sent event of a streamed answer."
     choices = (
         [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]
     )
-    about = {"id": number, "object": "chat.completion.chunk", "created": int(time.time()), "model": name}
-    return f"data: {json.dumps(about | {'choices': choices} | more)}\n\n"
+    about = {"object": "chat.completion.chunk", "choices": choices}
+    return f"data: {json.dumps(head | about | more)}\n\n"
 
 # %% ../../nbs/more/25_chat_serve.ipynb #app
 class Front:
@@ -374,11 +380,16 @@ class Front:
         "The parsed body. BadRequest if it is too large, or no JSON, or not declared as such."
         if http.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise BadRequest("the content type must be application/json", status=415)
+        from starlette.requests import ClientDisconnect
+
         body = b""
-        async for part in http.stream():
-            body += part
-            if len(body) > LARGEST_BODY:
-                raise BadRequest(f"the body has more than {LARGEST_BODY:,} bytes", status=413)
+        try:
+            async for part in http.stream():
+                body += part
+                if len(body) > LARGEST_BODY:
+                    raise BadRequest(f"the body has more than {LARGEST_BODY:,} bytes", status=413)
+        except ClientDisconnect:
+            raise BadRequest("the client left", status=499) from None
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -400,31 +411,31 @@ class Front:
         if not self.engine.submit(request):
             raise BadRequest("too many requests are waiting: try again later", code="busy", status=503)
         self.count += 1
-        number = f"chatcmpl-{self.count}"
+        head = _head(self.name, self.count)
         if body.get("stream"):
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            events = self.events(request, queue, number, usage)
+            events = self.events(request, queue, head, usage)
             return StreamingResponse(
                 events, media_type="text/event-stream", headers={"cache-control": "no-store"}
             )
         text = await self.whole(http, request, queue)
-        return JSONResponse(_answer(request, self.name, number, text))
+        return JSONResponse(_answer(request, head, text))
 
-    async def events(self, request: Request, queue: asyncio.Queue, number: str, usage: bool):
+    async def events(self, request: Request, queue: asyncio.Queue, head: dict, usage: bool):
         "Yield the events of a streamed answer. Cancelled, when the client leaves."
         try:
-            yield _event(self.name, number, {"role": "assistant", "content": ""})
+            yield _event(head, {"role": "assistant", "content": ""})
             finish = ""
             while not finish:
                 piece, finish = await queue.get()
                 if piece:
-                    yield _event(self.name, number, {"content": piece})
+                    yield _event(head, {"content": piece})
             if finish not in FINISH:
                 yield f"data: {json.dumps(BadRequest(finish).body())}\n\n"
                 return
-            yield _event(self.name, number, {}, FINISH[finish])
+            yield _event(head, {}, FINISH[finish])
             if usage:
-                yield _event(self.name, number, None, usage=_usage(request))
+                yield _event(head, None, usage=_usage(request))
             yield "data: [DONE]\n\n"
         finally:
             request.cancelled = True  # of no effect on one that is finished
@@ -680,12 +691,12 @@ def serve(
     import uvicorn
 
     host, port = listener.getsockname()[:2]
-    local = host in ("127.0.0.1", "::1")
-    hosts = ("127.0.0.1", "localhost", "[::1]") if local else ()
+    place = f"[{host}]" if ":" in host else host
+    local = ipaddress.ip_address(host).is_loopback
+    hosts = (place, "127.0.0.1", "localhost", "[::1]") if local else ()
     engine = Engine(model, tokenizer, batch_size).start()
     app = make_app(engine, name, hosts)
     settings = dict(log_level="warning", timeout_graceful_shutdown=1, limit_concurrency=256)
-    place = f"[{host}]" if ":" in host else host
     print(f"{name}: http://{place}:{port}/ is a page to chat, http://{place}:{port}/v1 for OpenAI's clients")
     print("Ctrl-C ends the server", flush=True)
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # a client that left is no news
