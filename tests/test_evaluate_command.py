@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tinygpt.evaluate.tasks import evaluate_task, task_line
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
+from tinygpt.train import train
 
 TEXT = "Validation text with some ünïcödé in it, 日本語 too. " * 20
 SWAG = {
@@ -136,6 +138,29 @@ def test_results_with_and_without_examples_stand_side_by_side(run, tmp_path, cap
     assert [r.get("few_shot") for r in json.loads((run / "eval.json").read_text())] == [None, 2]
     assert call(run, "--task", "hellaswag", "--data", data, "--few-shot", 5) == 2
     assert "few-shot examples: 6 questions are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", [dict(tokenizer="char"), dict(tokenizer="bpe"), dict(loader="stream")])
+def test_a_run_is_scored_on_what_it_held_out_of_its_own_text(config, how, capsys):
+    config.data = replace(config.data, **how)
+    config.model.vocab_size, config.eval.final_eval_tokens = 280, 10**6
+    trained = train(config, progress="none").run
+    assert call(trained) == 0
+    (result,) = json.loads((trained / "eval.json").read_text())
+    val = train(config, progress="none", resume=True, eval_only=True).val  # the trainer's way to its text
+    assert result["data"] == config.data.source and result["loss"] == pytest.approx(val.loss, rel=1e-5)
+    assert (result["tokens"], result["bytes"]) == (val.tokens, val.bytes)
+
+
+def test_where_the_text_of_a_run_is_gone_or_another_one_it_is_told(config, words, capsys):
+    trained = train(config, progress="none").run
+    words.write_text("Quite another text. " * 500)
+    assert call(trained) == 2 and "no longer the text" in capsys.readouterr().err
+    words.unlink()
+    assert call(trained) == 2 and "or name another text with --data" in capsys.readouterr().err
+    assert not (trained / "eval.json").exists()
+    (trained / "config.json").write_text("{}")
+    assert call(trained) == 2 and "name one with --data" in capsys.readouterr().err
 
 
 def test_texts_come_from_files_whole_and_from_folders_held_out(tmp_path):

@@ -634,16 +634,6 @@ def test_two_ranks_hold_one_folder_and_add_up_what_they_cropped(config, tmp_path
     assert sorted(config.folder.rglob("*")) == before
 
 
-def test_the_command_to_evaluate_scores_the_text_that_the_run_held_out(config):
-    result = train(config, progress="none")
-    assert config.data.source != "sotu"  # which `python -m tinygpt.evaluate` scores where nothing is named
-    run = SimpleNamespace(folder=result.run, config=config, objective=NEXT_TOKEN)
-    python, *words = shlex.split(run_loop.ways_on(run)["Evaluate"])
-    said = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert python == "python" and said.returncode == 0, said.stderr
-    assert f"validation loss {result.val.loss:.4f}" in said.stdout
-
-
 def test_commands_that_are_printed_are_quoted_for_a_shell(config, capsys):
     config.run.name = "my run; $(touch pwned)"
     config.eval.prompt = "-- it's `so`; $(touch pwned)"

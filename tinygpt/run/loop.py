@@ -32,15 +32,7 @@ from ..measure.speed import StepMeter, describe, flops_per_token
 from .config import EvalConfig
 from .parallel import any_rank, on_first
 from .report import RunLog, metric_sinks, plot_losses, read_metrics, write_report
-from tinygpt.run.setup import (
-    NEXT_TOKEN,
-    Run,
-    compare_with_compressors,
-    go_on_command,
-    judge_of,
-    last_words,
-    write_config,
-)
+from .setup import Run, compare_with_compressors, go_on_command, judge_of, last_words, write_config
 from ..support import UserError
 
 # %% ../../nbs/more/19_run_loop.ipynb #stop
@@ -452,12 +444,9 @@ def ways_on(
     folder, prompt = str(run.folder), run.config.eval.prompt
     begin = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]
     go_on = go_on_command(run.folder, run.objective.command)
-    evaluate = shlex.join(["python", "-m", "tinygpt.evaluate", folder])
-    if run.config.data.source != "sotu" and run.objective is NEXT_TOKEN:
-        evaluate = f"{go_on} --eval-only"  # the text that this run held out: the other command takes sotu's
     return {
         "Train longer": f"{go_on} --max-steps {2 * run.config.optim.max_steps}",
-        "Evaluate": evaluate,
+        "Evaluate": shlex.join(["python", "-m", "tinygpt.evaluate", folder]),
         "Write": shlex.join(["python", "-m", "tinygpt.generate", folder, *begin]),
     }
 
