@@ -285,6 +285,17 @@ def test_what_was_read_before_a_resume_counts_with_the_batch_size_that_it_had(co
     )
 
 
+def test_the_last_lines_name_the_files_that_are_there_and_no_others(config):
+    for tokens in (0, 5):
+        config.eval.sample_tokens = tokens
+        train(config, progress="none", overwrite=True)
+        [line] = [
+            line for line in (config.folder / "log.txt").read_text().splitlines() if ": report.md" in line
+        ]
+        named = set(line.split(": ")[1].split(", "))
+        assert named | {"log.txt"} == {path.name for path in config.folder.iterdir()}
+
+
 def test_the_judge_looks_once_a_step_and_a_look_that_finds_nothing_leaves_the_figures_before_it(config):
     found = [{"reward": 0.5}, {}]  # as a loader's, of what was drawn since the look before
     config.eval.eval_every = 10

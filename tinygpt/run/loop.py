@@ -427,8 +427,8 @@ def finish(
         figures = facts(run, log, val, bits) | further | ({"left out": costs} if costs else {})
         page = (run.folder, f"The run {name}", figures, asdict(run.config), commands)
         log.files.spare("report.md", write_report, *page)
-    files = "report.md, config.json, metrics.jsonl, loss.png, samples.txt, checkpoints"
-    log.say(f"in {run.folder}: {files}")
+    files = ("report.md", "config.json", "metrics.jsonl", "loss.png", "samples.txt", "checkpoints")
+    log.say(f"in {run.folder}: {', '.join(name for name in files if (run.folder / name).exists())}")
     log.say(f"write more with: {commands['Write']}")
     return val
 
