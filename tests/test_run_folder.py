@@ -122,6 +122,17 @@ def test_folders_that_were_made_for_the_lock_are_removed_unless_something_is_in_
     assert os.listdir(tmp_path / "a") == ["note"]
 
 
+def test_an_empty_folder_that_a_refused_write_has_left_is_removed_so_that_the_same_command_works(tmp_path):
+    with pytest.raises(OSError, match="no room"), claim_folder(tmp_path / "run"):
+        (tmp_path / "run").mkdir()
+        raise OSError("no room")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "run").mkdir()  # somebody's own, empty as it is
+    with claim_folder(tmp_path / "run"):
+        pass
+    assert os.listdir(tmp_path) == ["run"]
+
+
 def test_a_holder_that_cannot_be_named_is_another_process(tmp_path):
     with claim_folder(tmp_path / "run"):
         (tmp_path / ".run.owner.json").write_text("[]")

@@ -269,6 +269,33 @@ def test_rows_that_are_shorter_than_the_context_count_with_the_tokens_that_they_
     assert f"20 steps of {rows} rows" in log and f"this model, after {20 * rows:,} rows" in log
 
 
+def test_what_was_read_before_a_resume_counts_with_the_batch_size_that_it_had(config):
+    T = config.model.block_size
+    train(config, progress="none")
+    config.optim.max_steps, config.data.batch_size = 22, 8
+    train(config, resume=True, progress="none")
+    assert (
+        f"| trained on | {(20 * 4 + 2 * 8) * T:,} tokens, 22 steps |"
+        in (config.folder / "report.md").read_text()
+    )
+    config.optim.max_steps, config.data.batch_size = 23, 16
+    train(config, resume=True, progress="none")
+    assert (
+        f"this model, after {(20 * 4 + 2 * 8 + 16) * T:,} tokens" in (config.folder / "log.txt").read_text()
+    )
+
+
+def test_the_last_lines_name_the_files_that_are_there_and_no_others(config):
+    for tokens in (0, 5):
+        config.eval.sample_tokens = tokens
+        train(config, progress="none", overwrite=True)
+        [line] = [
+            line for line in (config.folder / "log.txt").read_text().splitlines() if ": report.md" in line
+        ]
+        named = set(line.split(": ")[1].split(", "))
+        assert named | {"log.txt"} == {path.name for path in config.folder.iterdir()}
+
+
 def test_the_judge_looks_once_a_step_and_a_look_that_finds_nothing_leaves_the_figures_before_it(config):
     found = [{"reward": 0.5}, {}]  # as a loader's, of what was drawn since the look before
     config.eval.eval_every = 10

@@ -112,6 +112,10 @@ def test_what_cannot_be_meant_is_one_sentence(base, tmp_path):
         ([tmp_path / "none"], "none"),
         ([base, "--drawz", 3], "did you mean --draws"),
         ([base, "--compressors", "False"], "is a switch"),
+        ([base, "--n-layer", 5], "n_layer = 5: the run began with 2: leave --n-layer out"),
+        ([base, "--tie-weights"], "tie_weights = True: the run began with False: leave --tie-weights out"),
     ):
         with pytest.raises(UserError, match=told):
             options_of(*argv)
+    may = options_of(base, "--n-layer", 2, "--block-size", 8, "--dropout", 0.1).train.model
+    assert may.block_size == 8 and may.dropout == 0.1  # these two are no weights

@@ -416,7 +416,7 @@ def _read_state(folder):
     path = folder / "state.json"
     state = _State(read_json(path, remedy=_OTHER))
     state.path = path
-    kinds = dict(step=int, rng=list, loader=dict, scaler=dict, versions=dict, threads=int)
+    kinds = dict(step=int, rows=int, rng=list, loader=dict, scaler=dict, versions=dict, threads=int)
     for name, kind in kinds.items():
         if name in state and type(state[name]) is not kind:
             wrong = f"{name} is a {type(state[name]).__name__}, not a {kind.__name__}"

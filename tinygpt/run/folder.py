@@ -32,7 +32,7 @@ def claim_folder(
     """
     real = Path(folder).resolve()  # a link and what it leads to are one folder
     owner = real.with_name(f".{real.name}.owner.json")
-    new = [place for place in real.parents if not place.exists()]
+    new = [place for place in (real, *real.parents) if not place.exists()]
     try:
         real.parent.mkdir(parents=True, exist_ok=True)
         with hold_lock(real.with_name(f".{real.name}.lock"), lambda: _who_has(folder, owner)):

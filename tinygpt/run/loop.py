@@ -369,7 +369,7 @@ def introduce(
     threads = f"{torch.get_num_threads()} CPU threads"
     log.say(f"device {run.policy}; {threads}; {peak_line}; {compile_line}; {run.parallel_line}")
     size = f"model {run.num_params / 1e6:.1f} M parameters, {run.model.h[0].attn.impl} attention"
-    log.say(f"{size}; {run.optimizer_line}; {o.max_steps} steps of {run.amount(1)}")
+    log.say(f"{size}; {run.optimizer_line}; {o.max_steps} steps of {run.amount(run.config.data.batch_size)}")
     train, val = (run.data.meta["splits"][split]["bytes"] / 1e6 for split in ("train", "val"))
     log.say(f"data {run.data.meta['source']}: {train:,.1f} MB to train on, {val:,.1f} MB held out")
     if run.resumed_from:
@@ -420,15 +420,15 @@ def finish(
     bits = compare_with_compressors(run.data) if run.world.is_main and e.compressors else {}
     for compressor, value in sorted(bits.items(), key=lambda item: -item[1]):
         log.say(f"{value:7.3f} bits per byte  {compressor}")
-    log.say(f"{val.bits_per_byte:7.3f} bits per byte  this model, after {run.amount(run.step)}")
+    log.say(f"{val.bits_per_byte:7.3f} bits per byte  this model, after {run.amount(run.rows)}")
     commands = ways_on(run)
     if run.world.is_main:
         further = {name: f"{value:.4g}" for name, value in judge.figures.items()}
         figures = facts(run, log, val, bits) | further | ({"left out": costs} if costs else {})
         page = (run.folder, f"The run {name}", figures, asdict(run.config), commands)
         log.files.spare("report.md", write_report, *page)
-    files = "report.md, config.json, metrics.jsonl, loss.png, samples.txt, checkpoints"
-    log.say(f"in {run.folder}: {files}")
+    files = ("report.md", "config.json", "metrics.jsonl", "loss.png", "samples.txt", "checkpoints")
+    log.say(f"in {run.folder}: {', '.join(name for name in files if (run.folder / name).exists())}")
     log.say(f"write more with: {commands['Write']}")
     return val
 
@@ -463,7 +463,7 @@ def facts(
         "validation loss": f"{val.loss:.4f} nats per token on {val.tokens:,} tokens",
         "bits per byte": f"{val.bits_per_byte:.4f}",
         **{name: f"{value:.3f} bits per byte" for name, value in bits.items()},
-        "trained on": f"{run.amount(run.step)}, {run.step} steps",
+        "trained on": f"{run.amount(run.rows)}, {run.step} steps",
         "speed": f"{log.speed()}; {run.optimizer_line}; {run.parallel_line}",
         "parameters": f"{run.num_params:,}",
         "seconds": seconds + (" since the resume" if run.resumed_from else ""),

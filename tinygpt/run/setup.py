@@ -297,6 +297,7 @@ class Run:
     num_params: int  # counted before some of them may go to other processes
     objective: Objective = NEXT_TOKEN  # what it trains for
     step: int = 0  # optimizer steps made, those before a resume counted
+    more_rows: int = 0  # what these steps read beyond `batch_size` rows each: before a resume it was another
     resumed_from: Path | None = None  # a checkpoint
     differences: list[str] = field(default_factory=list)  # between the machine of the checkpoint and this one
     parallel: Single | None = None  # one process or many; holds the optimizer
@@ -325,17 +326,22 @@ class Run:
         "Tokens of an optimizer step, over all processes; of an objective's own rows the most."
         return self.config.data.batch_size * self.config.model.block_size
 
-    def amount(self, steps: int) -> str:
-        "What so many steps read, in words: rows, where an objective brings its own, which may be shorter."
+    @property
+    def rows(self) -> int:
+        "Rows of all steps made, over all processes."
+        return self.step * self.config.data.batch_size + self.more_rows
+
+    def amount(self, rows: int) -> str:
+        "What so many rows are, in words: tokens, unless an objective brings its own, which may be shorter."
         if self.objective.loader is None:
-            return f"{steps * self.step_tokens:,} tokens"
-        return f"{steps * self.config.data.batch_size:,} rows"
+            return f"{rows * self.config.model.block_size:,} tokens"
+        return f"{rows:,} rows"
 
     def state(self) -> dict:
         "What a checkpoint holds besides weights and optimizer. All processes call it together."
         loader, scaler = self.loader.state_dict(), self.scaler.state_dict()
         data, threads = self.data.fingerprint, torch.get_num_threads()
-        own = dict(step=self.step, loader=loader, scaler=scaler, data=data, threads=threads)
+        own = dict(step=self.step, rows=self.rows, loader=loader, scaler=scaler, data=data, threads=threads)
         return own | dict(rng=rng_states())
 
     def close(self) -> None:
@@ -396,6 +402,7 @@ def resume_run(
     on_all(run.world, lambda: check_same(run, "tokenizer", tokenizer.fingerprint, now))
     saved = on_all(run.world, lambda: load_training_state(run.resumed_from, run.model, **place))
     run.step = saved["step"]
+    run.more_rows = saved.get("rows", run.rows) - run.rows  # an older checkpoint does not say
     run.differences = what_differs(saved, run.world.world_size)
     return saved
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from ..checkpoint_open import find_model, open_model
+from ..model import GPTConfig
 from .command import check_kept, check_resumed, fit_warmup, switch_problem, value_of
 from .config import RunConfig, TrainConfig, load_config
 from .presets import preset
@@ -118,6 +119,8 @@ def stage_options(
     options = parse_options(Options, flags, prog, default=default, config=(OmitArgPrefixes,))
     if not any(re.match("--warmup[-_]steps", flag) for flag in flags):  # nobody asked for this warm-up
         fit_warmup(options.train.optim, default.train.optim)
+    of_weights = {field.name for field in fields(GPTConfig)} - {"block_size", "dropout"}
+    check_kept(options.train.model, default.train.model, tuple(sorted(of_weights)))
     if options.resume is not None:
         check_resumed(options.train.run, default.train.run, options.overwrite)
         check_kept(options, default, kept)
