@@ -444,6 +444,24 @@ def test_the_fingerprint_changes_with_the_files_their_sizes_and_the_chunks_and_w
     assert len(seen) == 5
 
 
+def test_files_that_moved_together_keep_their_fingerprint_and_others_of_their_names_do_not(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "old/a").mkdir(parents=True)
+    write(tmp_path / "old/a/d.jsonl", ["one", "two"])
+    write(tmp_path / "old/e.jsonl", ["three"])
+    before = find_documents(str(tmp_path / "old"), "text").fingerprint
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert find_documents(str(tmp_path / "new"), "text").fingerprint == before
+    monkeypatch.chdir(tmp_path)
+    assert find_documents("new", "text").fingerprint == before
+    write(tmp_path / "new/e.jsonl", ["seven"])  # as many bytes
+    assert find_documents("new", "text").fingerprint != before
+    write(tmp_path / "new/e.jsonl", ["three"])
+    (tmp_path / "new/a").rename(tmp_path / "new/b")
+    assert find_documents("new", "text").fingerprint != before
+
+
 def fingerprint_with(documents, **settings):
     "The fingerprint with other settings."
     other = copy.copy(documents)

@@ -426,7 +426,7 @@ def test_streams_leave_out_what_is_held_out_and_validate_on_it(tmp_path, cache):
 
 
 def test_making_the_tokens_of_a_stream_is_told_where_it_is_asked_for(tmp_path, cache, capsys):
-    write_jsonl(tmp_path / "d.jsonl", [f"document {i} " * 3 for i in range(300)])
+    write_jsonl(tmp_path / "d.jsonl", [f"text {i} " * 3 for i in range(300)])
     open_stream(str(tmp_path / "d.jsonl"), "byte", val_fraction=0.1, progress=True)
     assert "tokenizing, once" in capsys.readouterr().err
 

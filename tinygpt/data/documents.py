@@ -61,11 +61,24 @@ class Documents:
 
     @property
     def fingerprint(self) -> str:
-        "16 hex digits that change with the list of files, their sizes and how they are cut into chunks."
-        parts = [self.files, self.text_key, self.chunk_rows, [len(t) for t in self.texts or ()]]
+        """16 hex digits that change with the files, their sizes and beginnings, and with how they are cut.
+
+        Local files may have moved together: what counts is where they are in the folder that holds them all.
+        """
+        files = self.files
+        if self.fs is None and self.texts is None:
+            top = os.path.commonpath([Path(name).absolute().parent for group in files for name, _ in group])
+            files = [[self._known(name, size, top) for name, size in group] for group in files]
+        parts = [files, self.text_key, self.chunk_rows, [len(t) for t in self.texts or ()]]
         if self.separator:
             parts.append(self.separator)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+    def _known(self, name: str, size: int, top: str) -> tuple[str, int, str]:
+        "A local file as the fingerprint knows it."
+        with self.open(name) as file:
+            beginning = hashlib.sha256(file.read(4096)).hexdigest()
+        return Path(os.path.relpath(name, top)).as_posix(), size, beginning
 
     @property
     def is_one_text(self) -> bool:
