@@ -231,12 +231,9 @@ def execute(path, write: bool) -> tuple[list[str], str]:
     return [], line
 
 
-def of_length(paths, within: float, beyond: float):
-    "The pages that take at most `within` and more than `beyond` seconds, by what they say themselves."
-    for path in paths:
-        seconds = seconds_in(nbformat.read(path, as_version=4).cells[0].source) or UNSAID
-        if beyond < seconds <= within:
-            yield path
+def said_seconds(path) -> float:
+    "How long a page takes, by what it says itself."
+    return seconds_in(nbformat.read(path, as_version=4).cells[0].source) or UNSAID
 
 
 def run(paths, write: bool, jobs: int) -> int:
@@ -246,6 +243,7 @@ def run(paths, write: bool, jobs: int) -> int:
     """
     if jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each kernel
+        paths = sorted(paths, key=said_seconds, reverse=True)  # a long one begun last would run alone
     failed, start = [], time.time()
     with ThreadPoolExecutor(1 if write else jobs) as pool:
         outcomes = pool.map(lambda path: execute(path, write), paths)
@@ -328,7 +326,7 @@ def main() -> int:
     if args.what == "check":
         return check()
     if args.what == "run":
-        paths = list(of_length(chapters(args.names), args.within, args.beyond))
+        paths = [p for p in chapters(args.names) if args.beyond < said_seconds(p) <= args.within]
         return run(paths, args.write, args.jobs)
     if args.what == "headers":
         write_headers()
