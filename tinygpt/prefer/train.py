@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -114,6 +114,11 @@ def reference_logps(
     return torch.cat(parts)
 
 # %% ../../nbs/more/23_prefer_train.ipynb #loader
+@lru_cache(maxsize=2)  # a step may lie in two epochs
+def _order(n: int, seed: int) -> torch.Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+
+
 class PairLoader:
     """Batches of pairs without end: every pair once an epoch, in an order that follows from the seed.
 
@@ -149,8 +154,7 @@ class PairLoader:
     def _place(self, i: int) -> int:
         "Which pair comes as the i-th, counted over all epochs."
         epoch, place = divmod(i, self.n)
-        generator = torch.Generator().manual_seed(nth_seed(self.run.config.run.seed, epoch))
-        return torch.randperm(self.n, generator=generator)[place].item()
+        return _order(self.n, nth_seed(self.run.config.run.seed, epoch))[place].item()
 
     def state_dict(self) -> dict:
         return dict(step=self.step, **self.about)
