@@ -273,7 +273,7 @@ def format_table(
 def stochastic_round_to(
     x: torch.Tensor | float,  # any real numbers
     fmt: FloatFormat,
-    generator: torch.Generator | None = None,  # on the device of `x`; None: torch's global one
+    generator: torch.Generator | None = None,  # on the device of `x` (MPS: the CPU); None: torch's global one
     saturate: bool = False,  # as in `round_to`
 ) -> torch.Tensor:  # dtype as from `round_to`
     """One of the two neighbours of `x` in `fmt`, the nearer the likelier.
