@@ -90,6 +90,7 @@ def test_a_break_is_reported_with_its_line_and_its_reason():
 
     report = graph_report(f, torch.ones(3))
     assert report.graphs == 2 and len(report.breaks) == 1
+    assert report.ops == 5, "sin, sum, >, + and cos: methods count too"
     assert "if y.sum() > 0" in report.breaks[0] and "tensor's value" in report.breaks[0]
     assert "break at line" in str(report)
 

@@ -43,7 +43,7 @@ class _Traffic(TorchDispatchMode):
 def memory_traffic(
     fn: Callable,  # called once, without arguments; in eager mode
 ) -> tuple[int, list[str]]:
-    """(bytes that `fn()` reads and writes, names of its operations). For lessons: no run counts.
+    """(bytes that `fn()` reads and writes, names of its operations). For lessons.
 
     It counts as if no operation found its inputs in a cache.
     """
@@ -77,6 +77,9 @@ def graph_report(
     import torch._dynamo
 
     found = torch._dynamo.explain(fn)(*args, **kwargs)
+    # torch's own count leaves out methods, as x.sin()
+    calls = ("call_function", "call_method", "call_module")
+    ops = sum(node.op in calls for graph in found.graphs for node in graph.graph.nodes)
     breaks = []
     for reason in found.break_reasons:
         where = reason.user_stack[-1]
@@ -84,7 +87,7 @@ def graph_report(
         if why.startswith("generic_jump"):
             why = "the branch taken depends on a tensor's value"
         breaks.append(f"line {where.lineno} of {where.name}: {where.line.strip()}   ({why})")
-    return GraphReport(found.graph_count, found.op_count, breaks)
+    return GraphReport(found.graph_count, ops, breaks)
 
 # %% ../nbs/09_compile.ipynb #watch
 @dataclass
@@ -182,7 +185,7 @@ def compile_error(
 
 # %% ../nbs/09_compile.ipynb #compiled-model
 class CompiledModel:
-    """A model to train with: compiled, and from the first failure of the compiler on the plain one.
+    """A model to train with: compiled, and from the compiler's first failure on, the plain one.
 
     Not a module, so that it cannot be saved, evaluated or sampled from by mistake. Parameters and
     train/eval mode are those of `model`.
@@ -239,7 +242,7 @@ def compile_model(
     model: nn.Module,  # stays as it is: evaluate, sample from and save this one
     # the last two are torch's
     mode: Literal["auto", "on", "off", "reduce-overhead", "max-autotune"] = "auto",
-    # of the whole run, also after a resume; "auto" compiles where that is enough work to pay. None: it is
+    # of the whole run, also after a resume; "auto" compiles where that is enough work to pay. None: enough
     tokens: int | None = None,
     say: Callable[[str], object] = print,  # is told if compiling fails later
     backend: str = "inductor",
