@@ -227,6 +227,7 @@ def parse(doc: str, rows: dict, steps: int) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=rows, default=list(rows))
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rates", type=float, nargs="+", help="run at these rates, and tune nothing")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--show", action="store_true", help="run nothing, print the record's table")
     return parser.parse_args()
@@ -262,8 +263,8 @@ def study(
     record = Record(path, one, args.save, same=same, setup=setup, rows=rows)
     if not args.show:
         for row in args.rows:
-            rate = record.tune(row, args.steps)
-            record.ensure(row, rate, range(args.seeds), args.steps)
+            for rate in args.rates or [record.tune(row, args.steps)]:
+                record.ensure(row, rate, range(args.seeds), args.steps)
     record.show({row: reference for row, (reference, *_) in rows.items()})
 
 

@@ -996,7 +996,7 @@ SLIPS = [
         "StepMeter.read",
         "self.clock() - self.start",
         "self.clock()",
-        "divides by a timestamp (litgpt)",
+        "divides by a timestamp",
     ),
     Slip(
         "measure.speed",
