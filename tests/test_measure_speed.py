@@ -97,6 +97,7 @@ NAMES = {
     "Tesla T4": "T4",
     "NVIDIA H100 80GB HBM3": "H100",
     "NVIDIA H100 PCIe": "H100 PCIe",
+    "NVIDIA H100 NVL": "H100 NVL",
     "NVIDIA H200": "H200",
     "Tesla V100-SXM2-16GB": "V100",
     "NVIDIA GeForce RTX 4090": "RTX 4090",
@@ -110,7 +111,15 @@ def test_a_gpu_is_found_in_the_table_by_the_name_that_torch_gives(name, key):
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA GeForce GTX 1080", "NVIDIA A1000", "NVIDIA L400", "", "NVIDIA A10G"]
+    "name",
+    [
+        "NVIDIA GeForce GTX 1080",
+        "NVIDIA A1000",
+        "NVIDIA L400",
+        "",
+        "NVIDIA A10G",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+    ],
 )
 def test_an_unknown_gpu_is_not_taken_for_another(name):
     assert datasheet(name) is None

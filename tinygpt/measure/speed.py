@@ -113,6 +113,7 @@ PEAKS = {
     "L40S": Peak(362, 91.6, 864, _NVIDIA + "l40s/"),
     "H100": Peak(989, 67, 3350, _NVIDIA + "h100/"),
     "H100 PCIe": Peak(756, 51, 2000, _NVIDIA + "h100/"),
+    "H100 NVL": Peak(835, 60, 3900, _NVIDIA + "h100/"),
     "H200": Peak(989, 67, 4800, _NVIDIA + "h200/"),
     "B200": Peak(2250, 75, 8000, _NVIDIA + "dgx-b200/"),
     "MI300X": Peak(1307, 163.4, 5300, _AMD + "mi300/mi300x.html"),
@@ -123,7 +124,7 @@ def datasheet(
     name: str,  # as torch.cuda.get_device_name() says it
 ) -> Peak | None:
     "The entry of PEAKS for a GPU, or None."
-    found = [key for key in PEAKS if re.search(rf"\b{key}\b", name.replace("-PCIE", " PCIe"))]
+    found = [key for key in PEAKS if re.search(rf"\b{key}\b(?! Laptop)", name.replace("-PCIE", " PCIe"))]
     return PEAKS[max(found, key=len)] if found else None
 
 # %% ../../nbs/07_measure.ipynb #machine-peak
