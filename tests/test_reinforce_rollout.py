@@ -182,6 +182,18 @@ def test_the_next_step_asks_other_questions_and_another_seed_draws_other_answers
     run.close()
 
 
+def test_the_same_questions_are_answered_otherwise_in_the_next_step(practice, monkeypatch):
+    real = rollout.make_examples
+    monkeypatch.setattr(rollout, "make_examples", lambda n, seed, *rest: real(n, 0, *rest))
+    run, drawn = run_of(practice), []
+    for _ in range(2):
+        next(run.loader)  # and the model does not learn in between
+        drawn.append([(answer.prompt, answer.new) for answer, _ in run.loader.drawn])
+    run.close()
+    (first, one), (second, other) = (zip(*step) for step in drawn)
+    assert first == second and one != other
+
+
 def test_answers_serve_as_many_steps_as_they_are_used(practice):
     run = run_of(practice, replace(RECIPE, reuse=2))
     a, b, c = (next(run.loader)[0] for _ in range(3))
