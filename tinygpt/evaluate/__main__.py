@@ -21,7 +21,14 @@ from tyro.conf import Positional, arg
 from ..checkpoint_open import open_model
 from ..data.open import _nanogpt_tokenizer as nanogpt_tokenizer
 from ..data.open import open_data
-from ..data.tokens import CORPORA, load_corpus, open_split, open_token_data, token_dtype
+from tinygpt.data.tokens import (
+    CORPORA,
+    TOKENIZERS,
+    load_corpus,
+    open_split,
+    open_token_data,
+    token_dtype,
+)
 from ..ddp.world import World, close_world, init_world
 from tinygpt.evaluate.score import (
     eval_rows,
@@ -98,7 +105,7 @@ def held_out_text(
     if not isinstance(settings, dict) or "source" not in settings:
         raise UserError(f"{path} does not name the text of this run: name one with --data")
     source, made_by = settings["source"], settings.get("tokenizer", "bpe")
-    if made_by not in ("bpe", "char", "byte", "gpt2"):  # a file, which may be gone; the run has kept it
+    if made_by not in TOKENIZERS:  # a file, which may be gone; the run has kept it
         made_by = str(checkpoint / "tokenizer.json")
     how = {name: settings[name] for name in ("loader", "text_key", "separator") if name in settings}
     try:

@@ -38,14 +38,14 @@ from tinygpt.checkpoint import (
 )
 from ..checkpoint_open import find_model, keep_tokenizer, open_model
 from ..data.open import make_loader, open_data
-from ..data.tokens import Shards, TokenData, build_tokenizer
+from ..data.tokens import TOKENIZERS, Shards, TokenData, build_tokenizer
 from ..ddp.world import World, init_world
 from ..evaluate.score import Score, compressor_bits, evaluate
 from ..measure.speed import machine_peak
 from ..model import GPT
 from ..model_hf import load_hf
 from ..precision import LossScaler, Policy, choose_policy
-from .config import TOKENIZERS, TrainConfig, check_memory, find_tokenizer
+from .config import TrainConfig, check_memory, find_tokenizer
 from .folder import _kept_objective, check_folder, claim_folder, remove_run
 from .parallel import Single, choose_parallel, on_all, on_first
 from .presets import PRESETS
