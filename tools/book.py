@@ -243,7 +243,6 @@ def run(paths, write: bool, jobs: int) -> int:
     """
     if jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each kernel
-        paths = sorted(paths, key=said_seconds, reverse=True)  # a long one begun last would run alone
     failed, start = [], time.time()
     with ThreadPoolExecutor(1 if write else jobs) as pool:
         outcomes = pool.map(lambda path: execute(path, write), paths)
@@ -326,7 +325,10 @@ def main() -> int:
     if args.what == "check":
         return check()
     if args.what == "run":
-        paths = [p for p in chapters(args.names) if args.beyond < said_seconds(p) <= args.within]
+        seconds = {path: said_seconds(path) for path in chapters(args.names)}
+        paths = [path for path in seconds if args.beyond < seconds[path] <= args.within]
+        if args.jobs > 1:
+            paths.sort(key=seconds.get, reverse=True)  # a long one begun last would run alone
         return run(paths, args.write, args.jobs)
     if args.what == "headers":
         write_headers()
