@@ -734,8 +734,8 @@ SLIPS = [
     Slip(
         "init",
         "weight_std",
-        '"head": 1 / fan_in',
-        '"head": fan_in**-0.5',
+        "return 1 / fan_in",
+        "return fan_in**-0.5",
         "muP's head by the root of its fan-in",
     ),
     Slip("init", "_draw", "bound = std * 3**0.5", "bound = std", "deviation taken for the bound"),

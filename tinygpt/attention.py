@@ -25,7 +25,7 @@ def visible(
 ) -> torch.Tensor:  # (T, S) bool
     "The causal mask: True where the key is no later than the query (and within the window)."
     q_pos = q_pos[:, None]
-    seen = k_pos <= q_pos  # (T, S), a byte each: their distances would take eight
+    seen = k_pos <= q_pos  # (T, S), a byte for each pair; a difference of positions would take eight
     return seen if window is None else seen & (k_pos > q_pos - window)
 
 
@@ -59,7 +59,6 @@ def naive_attention(
     if q.size(1) != k.size(1):  # grouped queries: each key head serves several query heads
         k, v = (t.repeat_interleave(q.size(1) // t.size(1), dim=1) for t in (k, v))
     scores = q @ k.mT / math.sqrt(q.size(-1))  # (B, n_head, T, S)
-    blind = None
     may_be_blind = mask is not None or (causal and q.size(2) > k.size(2))  # queries before the first key
     if causal:
         see = visible(*last_positions(q.size(2), k.size(2), q.device), window)
@@ -70,9 +69,10 @@ def naive_attention(
         hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
         blind = hidden.all(dim=-1, keepdim=True)
         scores = scores.masked_fill(blind, 0)  # a row of -inf alone would make the softmax NaN
-    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
+    wide = torch.promote_types(scores.dtype, torch.float32)  # float32, or float64 where the scores are that
+    weights = scores.softmax(dim=-1, dtype=wide).to(v.dtype)
     y = drop(weights, dropout) @ v
-    return y if blind is None else y.masked_fill(blind, 0)
+    return y.masked_fill(blind, 0) if may_be_blind else y
 
 # %% ../nbs/04_attention.ipynb #update
 def _update(m, l, o, s, v_j, keep=None):
@@ -152,7 +152,7 @@ def tiled_forward(
         o = q_i.new_zeros(*q_i.shape[:3], v.size(-1))  # the same sum, each term times its value
         for cols, mask in tiles:
             s = _scores(q_i, k[:, :, cols].to(acc), mask)
-            place = rows.start * k.size(2) + cols.start
+            place = rows.start * k.size(2) + cols.start  # another number for each tile
             keep = _keep(s.shape, dropout, seed + place, s)
             m, l, o = _update(m, l, o, s, v[:, :, cols].to(acc), keep)
         y_i = o / l.masked_fill(l == 0, 1)  # a row that saw nothing: 0 / 1
@@ -333,11 +333,8 @@ def _check_mask(mask, shape, impl):
         raise UserError(f"mask {tuple(mask.shape)} does not spread to (batch, n_head, T, S) = {shape}")
 
 # %% ../nbs/04_attention.ipynb #attention
-IMPLEMENTATIONS = {  # a later page adds "triton", an extra
-    "naive": naive_attention,
-    "tiled": tiled_attention,
-    "fused": fused_attention,
-}
+# a later page adds "triton", an extra
+IMPLEMENTATIONS = {"naive": naive_attention, "tiled": tiled_attention, "fused": fused_attention}
 
 
 def attention(

@@ -127,7 +127,8 @@ def decode(
     exponent = behind_sign >> fmt.mantissa_bits
     mantissa = behind_sign & (2**fmt.mantissa_bits - 1)
 
-    # put the number together: the leading 1 is not stored, and where the exponent is 0 there is none
+    # put the number together: the leading 1 is not stored;
+    # where the exponent is 0 there is none, and the exponent counts as 1
     significand = (exponent > 0) + mantissa.double() * fmt.eps
     highest = fmt.max_code >> fmt.mantissa_bits  # what lies above is no number, and is replaced below
     value = significand * _power_of_two(exponent.clamp(1, highest) - fmt.bias)
@@ -180,7 +181,7 @@ def round_to(
     fmt: FloatFormat,
     # too large becomes ±max (infinity too), instead of infinity, or NaN where there is none
     saturate: bool = False,
-) -> torch.Tensor:  # float32 for float32 and shorter if that can hold `fmt`, else float64; no gradient
+) -> torch.Tensor:  # float32 if `x` is that or shorter and it can hold `fmt`, else float64; no gradient
     "The numbers of `fmt` nearest to `x`; halfway cases go to the one whose last mantissa bit is 0."
     wide = _exact(x)
     spacing = _power_of_two(_exponent(wide, fmt)) * fmt.eps

@@ -31,9 +31,14 @@ def weight_std(
     if scheme == "zero" and role in ("residual", "head"):
         return 0.0
     depth = (2 * n_layer) ** -0.5 if role == "residual" and scheme != "normal" else 1.0
-    if scheme == "mup":  # Yang et al. 2022, table 3: nothing but the fan-in sets the scale
-        return {"embedding": 1.0, "head": 1 / fan_in}.get(role, fan_in**-0.5 * depth)
-    return std * depth
+    if scheme != "mup":
+        return std * depth
+    # Yang et al. 2022, table 3: nothing but the fan-in sets the scale
+    if role == "embedding":
+        return 1.0
+    if role == "head":
+        return 1 / fan_in
+    return fan_in**-0.5 * depth
 
 # %% ../nbs/05_init.ipynb #draw
 def _draw(p: torch.Tensor, std: float, uniform: bool, generator: torch.Generator | None):

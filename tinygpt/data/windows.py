@@ -194,7 +194,7 @@ class ShardLoader:
         "Where the windows number `window` to `window + count - 1` begin, counted from the start of training."
         epochs, places = np.divmod(np.arange(window, window + count), self.n_windows)
         if self.shuffle:
-            for epoch in range(epochs[0], epochs[-1] + 1):
+            for epoch in range(epochs[0], epochs[-1] + 1):  # each has an order of its own
                 places[epochs == epoch] = permute(places[epochs == epoch], self.n_windows, (self.seed, epoch))
         return places * self.block_size
 
@@ -203,6 +203,7 @@ class ShardLoader:
 
     def __next__(self):
         first, starts = self._ahead
+        # is this batch among the starts that are there? if not, ask for more
         if not first <= self.window <= first + len(starts) - self.batch_size:
             first, count = self.window, max(self.batch_size, min(4096, self.n_windows))
             starts = self.starts(first, count)
