@@ -50,7 +50,7 @@ def newton_schulz(
     X = G.reshape(-1, *G.shape[-2:]).to(dtype or newton_schulz_dtype(G.device, G.dtype))
     tall = G.shape[-2] > G.shape[-1]
     if tall:
-        X = X.mT  # X X^T is then the smaller of the two Gram matrices
+        X = X.mT  # X X^T is then smaller than X^T X would be
     # no singular value is above the Frobenius norm: all are in [0, 1] afterwards
     X = X / X.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for step in range(steps):

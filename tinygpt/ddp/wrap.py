@@ -101,7 +101,11 @@ class _Replica(nn.Module):
         span = [what, time.perf_counter(), None]
         self.timeline.append(span)
         work = dist.all_reduce(tensor, op=op, async_op=True)
-        work.get_future().add_done_callback(lambda _: span.__setitem__(2, time.perf_counter()))
+
+        def arrived(_):
+            span[2] = time.perf_counter()
+
+        work.get_future().add_done_callback(arrived)
         return work
 
     def used_anywhere(self, used_here: list[bool]) -> list[bool]:
