@@ -106,6 +106,13 @@ def test_dropout_and_float64_are_refused_in_one_sentence():
         attention(*(t.double() for t in inputs), impl="triton")
 
 
+def test_autocast_leaves_float64_alone_and_it_is_refused():
+    device = where_the_kernels_run()
+    inputs = [t.double() for t in qkv(device, 4, 4, 2, 2, 16)]
+    with torch.autocast(device, torch.bfloat16), pytest.raises(UserError, match="float64"):
+        attention(*inputs, impl="triton")
+
+
 def test_without_triton_the_sentence_names_the_package_and_the_other_implementations(monkeypatch):
     monkeypatch.setattr(attention_triton, "triton", None)
     with pytest.raises(UserError, match="pip install triton.*'fused' or 'tiled'"):
@@ -126,7 +133,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from tinygpt import attention_triton as module
 
-cases = [("bf16", 2, 64, 80, 163), ("fp32", 4, 128, 86, 99), ("fp16", 2, 256, 90, 227)]
+cases = [("bf16", 2, 64, 80, 163), ("fp32", 4, 256, 86, 99), ("fp16", 2, 256, 90, 227)]
 for kind, itemsize, dim, capability, room in cases:
     tile = module._tile_size(dim, itemsize)
     for kernel in (module._forward_kernel, module._dq_kernel, module._dkv_kernel):

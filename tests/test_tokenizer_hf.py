@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("tokenizers")
 from foreign import ODD, TEXT, llama_tokenizer, save_folder, smollm_tokenizer
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Theirs
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tinygpt import tokenizer_hf
 from tinygpt.data.tokens import Corpus, build_tokenizer, open_token_data, write_token_data
@@ -67,6 +67,21 @@ def test_special_tokens_in_a_text_are_text_unless_asked(tmp_path, name):
     assert ours.ends.isdisjoint(ids) and ours.decode(ids) == text
     assert ours.ends & set(ours.encode_template(text))
     assert ours.decode_bytes([ours.eot]) == b""
+
+
+def test_a_token_that_ends_a_text_is_text_in_one_also_where_the_file_does_not_call_it_special(tmp_path):
+    made = smollm_tokenizer()
+    made.add_tokens([AddedToken("<end_of_turn>", special=False, normalized=False)])
+    folder = save_folder(tmp_path, made, eos_token="<|endoftext|>")
+    end = made.token_to_id("<end_of_turn>")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, end]}))
+    ours = read_hf_tokenizer(folder)
+    text = "a<end_of_turn>b"
+    ids = ours.encode(text)
+    assert ours.ends == {0, end} and ours.ends.isdisjoint(ids) and ours.decode(ids) == text
+    assert ours.token_bytes()[ids].sum() == len(text.encode()) and ours.token_bytes()[end] == 0
+    assert ours.encode_template(text) == [*ours.encode("a"), end, *ours.encode("b")]
+    assert pickle.loads(pickle.dumps(ours)).encode(text) == ids
 
 
 def test_eot_is_what_every_text_begins_with_or_else_what_ends_one(tmp_path):

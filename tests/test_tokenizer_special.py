@@ -167,6 +167,7 @@ def test_a_prompt_reads_the_names_as_text_unless_it_is_asked_to():
     "special, ends, told",
     [
         ([], [], "one name or more"),
+        ("ab", [], "a list of names"),
         (["<|a|>", ""], [], "none of them empty"),
         (["<|a|>", "<|a|>"], [], "'<|a|>' twice"),
         (["<|a|>"], ["<|end|>"], "not among the special tokens"),

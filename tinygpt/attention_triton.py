@@ -231,7 +231,11 @@ def _dkv_kernel(
 
 # %% ../nbs/more/04_attention_triton.ipynb #tile-size
 def _tile_size(head_dim: int, itemsize: int) -> int:
-    "Rows in a tile: what fits into the fast memory of every GPU since 2020 (a core of a smaller one: 99 kB)."
+    """Rows in a tile: what fits into the fast memory of every GPU since 2020.
+
+    A core of a smaller one has 99 kB. That is for a head_dim of up to 256 in float32, 512 in half precision;
+    beyond, Triton's error says what is missing.
+    """
     row = head_dim * itemsize  # bytes
     if row <= 128:
         return 64
@@ -297,7 +301,8 @@ def triton_attention(
             "choose 'tiled' or 'fused', or dropout 0"
         )
     if torch.is_autocast_enabled(q.device.type):  # what autocast does for PyTorch's own attention
-        q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = (t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
     known = q.dtype in (torch.float32, torch.float16, torch.bfloat16)
     if not known or not q.dtype == k.dtype == v.dtype or q.size(-1) != v.size(-1):
         raise UserError(

@@ -25,7 +25,9 @@ def _check_names(base: Tokenizer, special: list[str], ends: list[str]) -> None:
     problems = []
     if isinstance(base, SpecialTokenizer):
         problems.append("the base has special tokens already: give its own base, and all names at once")
-    if not special or not all(isinstance(name, str) and name for name in special):
+    if isinstance(special, str):
+        problems.append(f"special = {special!r} is one text: give a list of names")
+    elif not special or not all(isinstance(name, str) and name for name in special):
         problems.append(f"special = {special!r}: give one name or more, none of them empty")
     elif len(set(special)) < len(special):
         twice = next(name for name in special if special.count(name) > 1)
