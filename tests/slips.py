@@ -754,7 +754,7 @@ SLIPS = [
     Slip(
         "model",
         "GPTConfig.hidden",
-        "-(-8 * self.n_embd // (3 * 64)) * 64",
+        "64 * math.ceil(8 * self.n_embd / (3 * 64))",
         "8 * self.n_embd // 3",
         "not rounded up to a multiple of 64",
     ),

@@ -117,7 +117,7 @@ class GPTConfig:
         if self.mlp_hidden:
             return self.mlp_hidden
         if self.mlp == "swiglu":
-            return -(-8 * self.n_embd // (3 * 64)) * 64
+            return 64 * math.ceil(8 * self.n_embd / (3 * 64))
         return 4 * self.n_embd
 
     def problems(self) -> list[str]:
@@ -159,8 +159,7 @@ class KVCache:
         shape = (config.n_layer, batch_size, config.kv_heads, config.block_size, config.head_dim)
         self.k = torch.zeros(shape, device=device, dtype=dtype)
         self.v = torch.zeros(shape, device=device, dtype=dtype)
-        # the last two token ids, for the n-gram tables
-        self.last = torch.zeros(batch_size, 2, dtype=torch.int64, device=device)
+        self.last = torch.zeros(batch_size, 2, dtype=torch.int64, device=device)  # for the n-gram tables
         self.length = 0  # tokens held; GPT.forward moves it on
         self.mask = None  # which keys each new token sees, (B, 1, T, length + T); None: all up to itself
 
@@ -404,8 +403,7 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = make_norm(config)
-        # tied: the head is wte's matrix and no parameter of its own,
-        # so there is nothing to tie again after moving, saving or sharding
+        # tied: the head is wte's matrix, so nothing is to be tied again after moving, saving or sharding
         self.lm_head = None if config.tie_weights else nn.Linear(config.n_embd, padded, bias=False)
         rope = torch.empty(2, config.block_size, config.head_dim // 2) if config.position == "rope" else None
         self.register_buffer("rope", rope, persistent=False)
@@ -471,14 +469,13 @@ class GPT(nn.Module):
         c, V = self.config, self.config.vocab_size
         x = self.features(idx, cache, mask)  # (B, T, C)
         head = (self.lm_head or self.wte).weight  # (padded V, C)
-        # the padding ends here: on a GPU after the product, whose tiles it fills;
-        # on the CPU before (for 65 characters a third faster)
+        # the padding ends here: on a CPU before the product, on a GPU after it, whose tiles it fills
         logits = F.linear(x, head[:V]) if x.device.type == "cpu" else F.linear(x, head)[..., :V]
         if c.logit_softcap:
             logits = c.logit_softcap * torch.tanh(_wide(logits) / c.logit_softcap)
         if targets is None:
             return logits, None
-        # a compiled backward would be given zeros as the gradient of these logits, and would add them
+        # detached: else a compiled backward (chapter 09) would add the logits' own gradient, all zeros
         return logits.detach(), token_loss(logits, targets, reduction)
 
     def num_params(
