@@ -51,7 +51,7 @@ def encode_conversations(
         if len(ids) > block_size + 1:
             longest = f"a row of this model holds {block_size + 1}: shorten it, or leave it out"
             raise UserError(f"data: conversation {number} has {len(ids)} tokens, and {longest}")
-        # what a document begins with is no target: nothing before it could tell
+        # the token that begins a document is no target: nothing stands before it
         everything = [i >= len(tokenizer.start) for i in range(len(ids))]
         encoded.append((ids, mask if train_on == "answers" else everything))
     return encoded
