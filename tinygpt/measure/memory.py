@@ -230,9 +230,9 @@ def memory_timeline(
         fixed["weights"] -= copy
 
     fixed["gradients"] = grads
-    moments.append(Moment("embedding backward", **fixed, workspace=stream + beside(head) + waiting))
-    stepping = _step_workspace(c, optimizer, stacked, device)
-    moments.append(Moment("optimizer step", **fixed, workspace=stepping))
+    embedding = stream + beside(max(head, 2 * n["ngrams"])) + waiting  # one table after the other
+    moments.append(Moment("embedding backward", **fixed, workspace=embedding))
+    moments.append(Moment("optimizer step", **fixed, workspace=_step_workspace(c, optimizer, stacked, device)))
     return moments
 
 # %% ../../nbs/more/07_measure_memory.ipynb #timeline-help
