@@ -232,8 +232,8 @@ def memory_timeline(
     fixed["gradients"] = grads
     embedding = stream + beside(max(head, 2 * n["ngrams"])) + waiting  # one table after the other
     moments.append(Moment("embedding backward", **fixed, workspace=embedding))
-    moments.append(Moment("optimizer step", **fixed, workspace=_step_workspace(c, optimizer, stacked, device)))
-    return moments
+    stepping = _step_workspace(c, optimizer, stacked, device)
+    return [*moments, Moment("optimizer step", **fixed, workspace=stepping)]
 
 # %% ../../nbs/more/07_measure_memory.ipynb #timeline-help
 def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str:
