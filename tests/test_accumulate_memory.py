@@ -240,6 +240,19 @@ def test_gradcheck_agrees(cap):
     assert torch.autograd.gradcheck(lambda x, w: chunked_cross_entropy(x, w, t, 20, cap, "mean", 4), (x, w))
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0), (2, 1, 3)])
+def test_targets_may_have_any_shape_from_a_single_token_on(shape):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(*shape, 5, generator=g, dtype=torch.float64).requires_grad_()
+    w = torch.randn(20, 5, generator=g, dtype=torch.float64).requires_grad_()
+    t = torch.randint(20, shape, generator=g)
+    ours = chunked_cross_entropy(x, w, t, reduction="sum", chunk=2)
+    theirs = F.cross_entropy((x @ w.mT).reshape(-1, 20), t.reshape(-1), reduction="sum")
+    assert abs(ours - theirs) < 1e-12
+    for a, b in zip(torch.autograd.grad(ours, (x, w)), torch.autograd.grad(theirs, (x, w))):
+        assert a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
 def test_only_the_gradients_asked_for_are_made():
     x, w, t = inputs()
     (dx,) = torch.autograd.grad(chunked_cross_entropy(x, w.detach(), t, 20), x)

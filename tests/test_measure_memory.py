@@ -184,8 +184,9 @@ def test_predicted_peak_holds_with_the_packages_own_muon(variant, size):
 @pytest.mark.parametrize("variant", ["gpt2", "llama"])
 def test_a_peak_that_one_tensor_makes_is_predicted_to_the_byte_or_nearly(variant, settings):
     embedding = getattr(GPTConfig, variant)(vocab_size=16384, n_embd=128, n_layer=1, n_head=2, block_size=16)
+    tables = replace(embedding, vocab_size=256, ngram_rows=16384)
     loss = getattr(GPTConfig, variant)(**SIZES["loss"][0])
-    for config, rows in ((embedding, 1), (loss, 8)):
+    for config, rows in ((embedding, 1), (tables, 1), (replace(tables, vocab_size=8192), 1), (loss, 8)):
         predicted = predict_memory(config, rows, **settings).total
         assert predicted == pytest.approx(measure_memory(config, rows, **settings), rel=1e-3)
 

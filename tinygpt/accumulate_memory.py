@@ -152,9 +152,8 @@ def chunked_cross_entropy(
             'choose a chunk of at least 1 token, and "mean" or "sum"'
         )
     needs = [torch.is_grad_enabled() and t.requires_grad for t in (x, weight)]
-    loss = _ChunkedLoss.apply(
-        x.flatten(0, -2), weight, targets.flatten(), V, float(logit_softcap), chunk, *needs
-    )
+    flat = x.reshape(-1, x.shape[-1]), weight, targets.flatten()
+    loss = _ChunkedLoss.apply(*flat, V, float(logit_softcap), chunk, *needs)
     if reduction == "sum":
         return loss
     return loss / (targets != -100).sum().clamp(min=1)

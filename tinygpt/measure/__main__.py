@@ -38,7 +38,7 @@ class Options:
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     dtype: str = "auto"
-    """Of the matrix products: auto, float32, bfloat16 or float16."""
+    """Of the matrix products: float32, bfloat16 or float16. auto: bfloat16 on cuda, else float32."""
     memory: str | None = None
     """GB to plan for, also another machine's. None given: 80 % of what is free here."""
     speed: str | None = None

@@ -230,10 +230,10 @@ def memory_timeline(
         fixed["weights"] -= copy
 
     fixed["gradients"] = grads
-    moments.append(Moment("embedding backward", **fixed, workspace=stream + beside(head) + waiting))
+    embedding = stream + beside(max(head, 2 * n["ngrams"])) + waiting  # one table after the other
+    moments.append(Moment("embedding backward", **fixed, workspace=embedding))
     stepping = _step_workspace(c, optimizer, stacked, device)
-    moments.append(Moment("optimizer step", **fixed, workspace=stepping))
-    return moments
+    return [*moments, Moment("optimizer step", **fixed, workspace=stepping)]
 
 # %% ../../nbs/more/07_measure_memory.ipynb #timeline-help
 def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str:

@@ -34,7 +34,7 @@ SIZES = {
 
 
 def measure_training_flops(
-    config: GPTConfig,  # its first two layers are enough
+    config: GPTConfig,  # two layers are enough
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     tokens: int = 512,  # of the batch
