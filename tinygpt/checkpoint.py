@@ -104,19 +104,14 @@ def _bare_weights(model, weights):
     return bare
 
 # %% ../nbs/16_checkpoint.ipynb #full
-def tensor_bytes(
-    tree,  # tensors in dicts and lists of any depth
-) -> int:
-    "The bytes of all tensors in it."
+def tensor_bytes(tree: dict | list) -> int:
+    "The bytes of all tensors in dicts and lists of any depth."
     return sum(t.nbytes for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
 
 
 @contextmanager
-def _full_disk_is_a_user_error(
-    folder: Path,
-    needed: int,  # bytes that will be written
-):
-    "Turn whatever is raised inside into one sentence if the reason is that the disk is full."
+def _full_disk_is_a_user_error(folder, needed):
+    "Turn what is raised inside into one sentence, if the disk has no room for the `needed` bytes."
     try:
         yield
     except Exception as error:  # safetensors, torch.save and the file system have an exception each
@@ -141,10 +136,8 @@ def save_checkpoint(
     folder: Path,  # made here; a good checkpoint there is a FileExistsError, a damaged one is replaced
     model: GPT,  # or any module; also compiled, or wrapped in DDP: the plain module's names are written
     tokenizer: Tokenizer,
-    # or its state; None: for a model that will not be trained on
-    optimizer: torch.optim.Optimizer | dict | None = None,
-    # what json can hold; "rng" holds the generators of each process, and is added for one;
-    # "val_loss" makes it a candidate for best
+    optimizer: torch.optim.Optimizer | dict | None = None,  # or its state; None: no training after this
+    # what json can hold; without "rng" this process's is added; "val_loss" makes it a candidate for best
     state: dict | None = None,
     weights: dict | None = None,  # the model's state_dict where its own is not whole: spread over processes
 ) -> Path:
@@ -153,15 +146,15 @@ def save_checkpoint(
     model = unwrap(model)
     weights = _bare_weights(model, model.state_dict() if weights is None else weights)
     if folder.exists():
-        if not verify_checkpoint(folder):
+        if not verify_checkpoint(folder):  # it finds nothing wrong
             raise FileExistsError(f"{folder} exists")
         shutil.rmtree(folder)
     remove_leftovers(folder.parent)
     if optimizer is not None and not isinstance(optimizer, dict):
         optimizer = optimizer.state_dict()
     versions = {"torch": torch.__version__, "numpy": np.__version__}
-    state = {"threads": torch.get_num_threads(), "versions": versions, **(state or {})}
-    state.setdefault("rng", [rng_state()])
+    own = {"threads": torch.get_num_threads(), "versions": versions, "rng": [rng_state()]}
+    state = own | (state or {})
     needed = tensor_bytes([weights, optimizer]) + 100_000
     with _full_disk_is_a_user_error(folder, needed), atomic_path(folder) as tmp:
         tmp.mkdir()
@@ -172,8 +165,7 @@ def save_checkpoint(
         if optimizer is not None:
             torch.save(optimizer, tmp / "optimizer.pt")
         (tmp / "state.json").write_text(json.dumps(state, indent=2))
-        # the library makes it unreadable to others
-        shutil.copymode(tmp / "state.json", tmp / "model.safetensors")
+        shutil.copymode(tmp / "state.json", tmp / "model.safetensors")  # else unreadable to others
         manifest = {f.name: sha256_file(f) for f in sorted(tmp.iterdir())}
         (tmp / "manifest.json").write_text(json.dumps(manifest, indent=2))
     return folder
@@ -301,7 +293,7 @@ def load_model(
     if tokenizer.n_vocab != config.vocab_size:
         sizes = f"{tokenizer.n_vocab} ids, model.json says vocab_size = {config.vocab_size}"
         raise UserError(f"{folder / 'tokenizer.json'} has {sizes}: {_OTHER}")
-    with torch.device("meta"):
+    with torch.device("meta"):  # shapes without numbers, which are about to be loaded
         model = GPT(config)
     # a generator of its own: loading must not move the run's
     model.to_empty(device="cpu").init_weights(torch.Generator())
@@ -445,11 +437,8 @@ def _read_optimizer(folder, shapes):
     return saved
 
 # %% ../nbs/16_checkpoint.ipynb #what-differs
-def what_differs(
-    state: dict,  # from `load_training_state`
-    world_size: int = 1,
-) -> list[str]:
-    "What keeps the resumed run from being the same bit for bit, a sentence each; none if nothing is known."
+def what_differs(state: dict, world_size: int = 1) -> list[str]:
+    "What keeps a run that goes on from `state` from being the same: sentences; none if nothing is known."
     versions = state.get("versions", {})
     pairs = {  # before, now
         "threads": (state.get("threads"), torch.get_num_threads()),

@@ -256,9 +256,8 @@ def ladder_table(
         seconds = statistics.median(row["seconds"].values())
         mean, low, high = row["gain"]
         told = f"{mean:.2f} ({low:.2f} to {high:.2f}){'  inside the noise' if row['noise'] else ''}"
-        rows.append(
-            f"{name:<36}{row['steps']:>6.0f}{seconds:>8.1f}   {told if len(rows) > 1 else ''}".rstrip()
-        )
+        compared = told if len(rows) > 1 else ""  # the first rung has none below it
+        rows.append(f"{name:<36}{row['steps']:>6.0f}{seconds:>8.1f}   {compared}".rstrip())
     return "\n".join(rows)
 
 # %% ../nbs/20_speedrun.ipynb #plot

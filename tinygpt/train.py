@@ -56,7 +56,7 @@ def train(
 
     world = init_world(config.check().system.device, timeout=1800)
     with (
-        # from here on nobody waits for a rank that is gone; reading data may keep one from a sign of life
+        # a rank that is gone ends the run; patience is long at first, since a rank that reads data is silent
         Watchdog(world, lambda: last_words(config, objective.command), patience=300) as watchdog,
         closing(open_run(config, resume, overwrite, progress == "bar", world, objective)) as run,
         Log(run, progress) as log,

@@ -110,7 +110,7 @@ class NextLogits:
     def __call__(
         self,
         ids: torch.Tensor,  # (B, n): all tokens so far; those given before are unchanged
-        last: int = 1,  # for so many columns at the end; more than one: speculative decoding
+        last: int = 1,  # how many columns at the end get scores; speculative decoding asks for several
     ) -> torch.Tensor:  # (B, V), for several columns (B, last, V)
         ids = ids.to(self.weight.device)
         start = context_start(ids.shape[1], self.block_size)
@@ -147,7 +147,7 @@ class NextLogits:
             self.cache.last = self.cache.last[rows]  # the last two ids, for n-gram tables (chapter 06)
 
 # %% ../../nbs/18_generate.ipynb #row
-@dataclass(eq=False)
+@dataclass(eq=False)  # no two rows are equal, so a row can be the key of a dict
 class Row:
     "One text of a batch: what it begins with, and what has come so far."
 
@@ -313,7 +313,7 @@ def generate_tokens(
     "Yield the next token of each row, (B,) int64 on the CPU, `max_new_tokens` times."
     rows = [Row(prompt, generator) for prompt in ids.tolist()]
     for row in decode_rows(model, rows, max_new_tokens, temperature, top_k, top_p, use_cache=use_cache):
-        if row is rows[-1]:
+        if row is rows[-1]:  # the rows take turns: when the last one has its token, all have
             yield torch.tensor([each.new[-1] for each in rows])
 
 # %% ../../nbs/18_generate.ipynb #stop
@@ -322,12 +322,12 @@ def split_at_stop(
     stop: list[str],  # none of them empty
 ) -> tuple[str, str | None]:  # (what may be shown, what must wait); None: a stop string is complete
     "Cut the text before the stop string that is complete first; hold back what may become one."
-    complete = [(text.index(s) + len(s), text.index(s)) for s in stop if s in text]
+    complete = [(text.index(s) + len(s), text.index(s)) for s in stop if s in text]  # (end, begin)
     if complete:
         _, begin = min(complete)
         return text[:begin], None
     waits = [n for s in stop for n in range(1, min(len(s), len(text) + 1)) if text.endswith(s[:n])]
-    shown = len(text) - max(waits, default=0)
+    shown = len(text) - max(waits, default=0)  # the longest end that may become a stop string waits
     return text[:shown], text[shown:]
 
 
