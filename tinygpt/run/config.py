@@ -161,7 +161,7 @@ class SystemConfig:
     """CPU threads. 0: torch's own choice."""
     checkpoint_activations: bool = False
     """Keep only each block's input for the backward pass and compute the rest again:
-    much less memory, a fifth more FLOPs."""
+    much less memory, a fifth more FLOPs (up to a third in very long rows)."""
     loss_chunk: int = 0
     """Compute logits and loss for so many tokens at a time: less memory where the vocabulary is large.
     0: all at once."""
