@@ -64,6 +64,7 @@ class Documents:
         """16 hex digits that change with the files, their sizes and beginnings, and with how they are cut.
 
         Local files may have moved together: what counts is where they are in the folder that holds them all.
+        Of documents in memory it knows the lengths alone.
         """
         files = self.files
         if self.fs is None and self.texts is None:
