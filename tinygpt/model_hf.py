@@ -99,7 +99,8 @@ def _from_gpt2(hf: dict) -> tuple[dict, list[str]]:
 def _from_llama(hf: dict) -> tuple[dict, list[str]]:
     "The fields of our config for a Llama's, and what of it our model cannot do."
     refuse = []
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}  # transformers 5 and 4
+    # of transformers 4 and 5; where a config has both, transformers goes by the first
+    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type != "default":
         refuse.append(f"rope_type = {rope_type!r} (only the unscaled one)")
