@@ -201,3 +201,13 @@ def test_a_separated_text_gives_its_documents_from_any_chunk_on(pieces, chunk_ro
     assert [t for chunk in chunks for t in chunk.texts] == [piece for piece in wanted if piece]
     late = list(read_separated(io.BytesIO(content), "s.txt", "<|endoftext|>", chunk_rows, skip))
     assert late == chunks[skip:]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary_view()])
+def test_every_kind_of_column_that_arrow_has_for_text_is_read(kind):
+    texts = ["one", None, "zwölf"]
+    values = texts if "string" in str(kind) else [text and text.encode() for text in texts]
+    file = parquet(pa.array(values, kind), 2)
+    assert pq.read_schema(file).field("text").type == kind
+    chunks = list(read_parquet(file, "d.parquet", "text", 2, 0))
+    assert [text for chunk in chunks for text in chunk.texts] == ["one", "zwölf"]

@@ -466,3 +466,13 @@ def test_real_processes_put_their_states_together(tmp_path):
         next(one)
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == one.state_dict()
+
+
+def test_a_state_of_other_texts_in_memory_is_refused_also_where_they_are_as_long():
+    def loader(texts):
+        return StreamLoader(Documents([], texts=texts), ByteTokenizer(), 2, 8, prefetch=0)
+
+    state = loader(["one text", "two text"]).state_dict()
+    loader(["one text", "two text"]).load_state_dict(state)
+    with pytest.raises(UserError, match="documents"):
+        loader(["red text", "two text"]).load_state_dict(state)

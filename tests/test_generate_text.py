@@ -177,3 +177,8 @@ def test_a_forced_text_with_an_unknown_character_is_named():
 
 def test_one_stop_string_is_a_list_of_one():
     assert check_stop("ab") == check_stop(["ab"]) == ["ab"] and check_stop(()) == []
+
+
+def test_one_string_in_place_of_a_list_of_prompts_is_refused_and_not_read_letter_by_letter(model):
+    with pytest.raises(UserError, match="give a list of prompts"):
+        generate_texts(model, ByteTokenizer(), "Hi", 5)

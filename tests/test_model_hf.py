@@ -392,6 +392,34 @@ def test_what_our_model_cannot_do_is_refused_not_ignored(change, word):
         config_from_hf(change)
 
 
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    ],
+)
+def test_a_rope_scaling_that_somebody_added_to_a_config_of_today_is_not_overlooked(added, tmp_path):
+    LlamaConfig(**LSIZE).save_pretrained(tmp_path)
+    hf = json.loads((tmp_path / "config.json").read_text()) | {"rope_scaling": added}
+    assert hf["rope_parameters"]["rope_type"] == "default"
+    told = added.get("rope_type", added.get("type"))
+    assert LlamaConfig(**hf).rope_parameters["rope_type"] == told  # theirs goes by what was added
+    with pytest.raises(UserError, match=told):
+        config_from_hf(hf)
+
+
+def test_of_two_thetas_the_one_that_transformers_takes_is_taken():
+    hf = {"model_type": "llama", "rope_theta": 7.0, "rope_parameters": {"rope_theta": 8.0}}
+    for scaling in (
+        {},
+        {"rope_scaling": None},
+        {"rope_scaling": {"rope_type": "default", "rope_theta": 9.0}},
+    ):
+        theirs = LlamaConfig(**hf | scaling).rope_parameters["rope_theta"]
+        assert config_from_hf(hf | scaling).rope_theta == theirs
+
+
 def test_a_modern_model_is_refused_with_every_reason_and_nothing_is_written(tmp_path):
     model = GPT(GPTConfig.modern(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32))
     with pytest.raises(UserError, match="relu2.*logit_softcap = 15.0"):

@@ -253,8 +253,10 @@ def _open_parquet(file, name: str, text_key: str):
     is_text = (
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
         or pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
         or pa.types.is_null(kind)
     )
     if not is_text:

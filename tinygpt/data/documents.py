@@ -64,12 +64,14 @@ class Documents:
         """16 hex digits that change with the files, their sizes and beginnings, and with how they are cut.
 
         Local files may have moved together: what counts is where they are in the folder that holds them all.
+        Documents in memory are read whole.
         """
         files = self.files
         if self.fs is None and self.texts is None:
             top = os.path.commonpath([Path(name).absolute().parent for group in files for name, _ in group])
             files = [[self._known(name, size, top) for name, size in group] for group in files]
-        parts = [files, self.text_key, self.chunk_rows, [len(t) for t in self.texts or ()]]
+        texts = [hashlib.sha256(t.encode("utf-8", "surrogatepass")).hexdigest() for t in self.texts or ()]
+        parts = [files, self.text_key, self.chunk_rows, texts]
         if self.separator:
             parts.append(self.separator)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -48,6 +48,8 @@ def text_rows(
     special: bool = False,  # see `prompt_ids`
 ) -> list[Row]:
     "The rows that write `n` texts for each prompt."
+    if isinstance(prompts, str):  # its letters would be prompts
+        raise UserError("prompts is one string: give a list of prompts")
     if n < 1:
         raise UserError(f"n = {n}: choose 1 or more texts for each prompt")
     first = tokenizer.encode(forced) if isinstance(forced, str) else list(forced)
