@@ -98,6 +98,18 @@ def test_a_weight_off_by_the_last_bit_is_noticed(tmp_path):
     assert not same_state({"n": 1}, {"m": 1})
 
 
+def test_the_same_numbers_in_other_bits_are_noticed():
+    ones, zero = torch.ones(2), torch.zeros(())
+    assert same_state(ones, ones.clone()) and same_state(zero, zero.clone())
+    assert not same_state(ones, ones.double())
+    assert not same_state(zero, -zero)
+    assert not same_state(ones, torch.ones(1, 2))
+    nan = torch.tensor([torch.nan])
+    assert same_state(nan, nan.clone())
+    for other in (1, None, {}, []):  # a part of another kind
+        assert not same_state(ones, other) and not same_state(other, ones)
+
+
 def test_saving_does_not_disturb_the_run_it_saves(tmp_path):
     straight = train_run(SmallRun(loader="stream"), 10)
     run = SmallRun(loader="stream")

@@ -255,7 +255,7 @@ def test_storycloze_is_read_from_its_csv(tmp_path):
 
 @pytest.mark.parametrize("name", ["l.jsonl", "l.jsonl.gz"])
 def test_lambada_is_read_from_its_jsonl(tmp_path, name):
-    path = write(tmp_path / name, '{"text": "he said \\"no\\" to the king"}\n\n{"text": "a b"}\n')
+    path = write(tmp_path / name, '\ufeff{"text": "he said \\"no\\" to the king"}\n\n{"text": "a b"}\n')
     assert load_items("lambada", path) == [Item('he said "no" to the', [" king"], 0), Item("a", [" b"], 0)]
     assert len(load_items("lambada", path, limit=1)) == 1
 

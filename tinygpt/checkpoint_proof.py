@@ -183,13 +183,15 @@ def load_run(
 # %% ../nbs/more/16_checkpoint_proof.ipynb #same
 def same_state(a, b) -> bool:
     "Whether two trees of dicts, lists, tensors and numbers are equal, bit for bit."
-    if isinstance(a, dict):
+    if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same_state(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(same_state, a, b))
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    return a == b
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        # torch.equal takes 1.0 in float32 and in float64 for equal, and 0 and -0
+        alike = a.dtype == b.dtype and a.shape == b.shape
+        return alike and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))
+    return type(a) is type(b) and a == b
 
 # %% ../nbs/more/16_checkpoint_proof.ipynb #prove
 def prove_resume(

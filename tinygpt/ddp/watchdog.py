@@ -96,7 +96,7 @@ class Watchdog:
         world: World,
         last_words=lambda: "",  # what to add to the line: the last checkpoint and how to go on
         patience: float = 20.0,  # seconds without a sign of life; torchrun leaves the survivors 30
-        interval: float = 0.5,  # seconds from one sign of life to the next
+        interval: float = 0.5,  # seconds from one sign of life to the next: far below the patience
     ):
         self.world = world
         self.last_words = last_words

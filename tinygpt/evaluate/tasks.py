@@ -216,7 +216,7 @@ def _json_rows(file, name: str) -> Iterator[dict]:
         import zstandard
 
         file = zstandard.open(file)
-    for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8"), 1):
+    for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8-sig"), 1):
         if line.strip():
             try:
                 yield json.loads(line)
