@@ -144,3 +144,16 @@ def test_pairs_of_the_tasks_have_a_right_and_a_wrong_answer(monkeypatch):
 def test_tasks_need_a_chat_model():
     with pytest.raises(UserError, match="runs/base is a base model"):
         task_pairs(None, BASE, 6, seed=0, place="runs/base")
+
+
+def test_an_answer_with_a_special_token_inside_is_no_pair(monkeypatch):
+    "It has no text of its own: the pair would hold an answer that the model never wrote."
+    [example] = make_examples(1, 5, "train")
+    right, user_token = [*example.answer.encode()], CHAT.special["<|user|>"]
+    drawn = [[*right[:1], user_token, *right[1:]], [*b"wrong"], [*b"wro", BASE.eot, *b"se"]]
+    monkeypatch.setattr("tinygpt.prefer.pairs.draw_answers", lambda *_: [drawn])
+    assert task_pairs(None, CHAT, 1, seed=5) == []
+    monkeypatch.setattr("tinygpt.prefer.pairs.draw_answers", lambda *_: [[right, *drawn]])
+    assert [(p.chosen, p.rejected) for p in task_pairs(None, CHAT, 1, seed=5, most=9)] == [
+        (example.answer, "wrong")
+    ]

@@ -187,7 +187,8 @@ def task_pairs(
     generator = torch.Generator().manual_seed(seed)
     pairs = []
     for example, drawn in zip(examples, answers):
-        texts = [tokenizer.decode(ids) for ids in drawn if ids is not None]
+        ended = [ids for ids in drawn if ids is not None and all(tokenizer.vocab[i] for i in ids)]
+        texts = [tokenizer.decode(ids) for ids in ended]
         pairs += rank_answers(example.messages, texts, judge_of(example), generator, most)
     return pairs
 
