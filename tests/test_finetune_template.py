@@ -268,6 +268,7 @@ GOOD = '{"prompt": "a", "completion": "b"}\n'
             "line 2: message 1 has a content of type list",
         ),
         ("a.jsonl", GOOD + '{"prompt": null, "completion": "x"}', "line 2: message 1 has no content"),
+        ("a.jsonl", GOOD + '{"instruction": null, "output": "x"}', "line 2: message 1 has no content"),
         (
             "a.jsonl",
             GOOD + '{"prompt": "\\ud83d", "completion": "x"}',

@@ -248,7 +248,8 @@ def _conversation(row, where: str) -> list[dict]:
     if "messages" in row:
         messages = row["messages"]
     elif "instruction" in row and "output" in row:
-        asked = [part for part in (row["instruction"], row.get("input")) if part not in (None, "")]
+        more = [] if row.get("input") is None else [row["input"]]
+        asked = [part for part in (row["instruction"], *more) if part != ""]
         no_text = [part for part in asked if not isinstance(part, str)]
         question = no_text[0] if no_text else "\n\n".join(asked)  # what is no text is refused below
         messages = [{"role": "user", "content": question}, *_as_messages("assistant", row["output"])]
