@@ -119,6 +119,7 @@ def test_a_base_whose_texts_begin_with_another_token_keeps_it(tmp_path):
         ([{"role": "user"}], "message 1 has no content"),
         ([{"role": "user", "content": 5}], "of type int"),
         ([ASKED[0], {"role": "system", "content": "x"}], "message 2 is a system message"),
+        ([ASKED[0], {"role": "assistant", "content": "x\ud83d"}], "message 2 holds '\\ud83d', half of a"),
     ],
 )
 def test_what_is_no_conversation_is_one_sentence(messages, told):
@@ -267,6 +268,12 @@ GOOD = '{"prompt": "a", "completion": "b"}\n'
             "line 2: message 1 has a content of type list",
         ),
         ("a.jsonl", GOOD + '{"prompt": null, "completion": "x"}', "line 2: message 1 has no content"),
+        ("a.jsonl", GOOD + '{"instruction": null, "output": "x"}', "line 2: message 1 has no content"),
+        (
+            "a.jsonl",
+            GOOD + '{"prompt": "\\ud83d", "completion": "x"}',
+            "line 2: message 1 holds '\\ud83d', half",
+        ),
         ("a.json", '{"messages": []}', "is no list"),
         ("a.json", '[{"messages": []}]', "entry 1: a conversation is a list"),
         ("a.csv", "a,b", "ends in .csv"),

@@ -58,6 +58,9 @@ def test_trls_three_forms_are_the_same_pair(tmp_path):
         (STANDARD | {"chosen": " "}, "chosen is an empty answer"),
         (STANDARD | {"chosen": 5}, "chosen is a int"),
         (STANDARD | {"prompt": 5}, "prompt is a int"),
+        (STANDARD | {"prompt": "\ud83d"}, "prompt holds '\\ud83d', half of a character"),
+        (STANDARD | {"rejected": "a\ude00"}, "rejected holds '\\ude00', half of a character"),
+        (TALK | {"prompt": [user("\ud83d")]}, "prompt: message 1 holds '\\ud83d', half of a character"),
         (TALK | {"prompt": [assistant("Hi")]}, "a user's message comes last"),
         (TALK | {"prompt": [{"content": "Hi"}]}, "message 1 has no role"),
         (TALK | {"chosen": [user("Blue")]}, "chosen is not one message of the assistant"),
@@ -141,3 +144,16 @@ def test_pairs_of_the_tasks_have_a_right_and_a_wrong_answer(monkeypatch):
 def test_tasks_need_a_chat_model():
     with pytest.raises(UserError, match="runs/base is a base model"):
         task_pairs(None, BASE, 6, seed=0, place="runs/base")
+
+
+def test_an_answer_with_a_special_token_inside_is_no_pair(monkeypatch):
+    "It has no text of its own: the pair would hold an answer that the model never wrote."
+    [example] = make_examples(1, 5, "train")
+    right, user_token = [*example.answer.encode()], CHAT.special["<|user|>"]
+    drawn = [[*right[:1], user_token, *right[1:]], [*b"wrong"], [*b"wro", BASE.eot, *b"se"]]
+    monkeypatch.setattr("tinygpt.prefer.pairs.draw_answers", lambda *_: [drawn])
+    assert task_pairs(None, CHAT, 1, seed=5) == []
+    monkeypatch.setattr("tinygpt.prefer.pairs.draw_answers", lambda *_: [[right, *drawn]])
+    assert [(p.chosen, p.rejected) for p in task_pairs(None, CHAT, 1, seed=5, most=9)] == [
+        (example.answer, "wrong")
+    ]

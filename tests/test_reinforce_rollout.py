@@ -16,6 +16,7 @@ from tinygpt.ddp.world import run_processes
 from tinygpt.finetune.tasks import Example, make_examples
 from tinygpt.finetune.template import chat_tokenizer, render
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.precision import choose_policy
 from tinygpt.reinforce.policy import Answer
 from tinygpt.reinforce.rollout import (
     Recipe,
@@ -341,6 +342,24 @@ def test_what_cannot_be_drawn_is_refused_before_the_first_step(practice):
     loader_with(practice, replace(RECIPE, max_new_tokens=31))
     loader_with(practice, replace(RECIPE, max_new_tokens=34), questions=0)  # none is asked
     run_of(practice, replace(RECIPE, max_new_tokens=34)).close()
+
+
+def test_a_question_longer_than_those_looked_at_is_one_sentence_and_one_that_just_fits_is_drawn(practice):
+    "The longest of 600 questions to copy has 69 tokens; among 256 others is one of 71."
+    recipe = Recipe(tasks=("copy",), judge="even", max_new_tokens=8, baseline="batch")
+    practice.data.batch_size = 256
+
+    def first_batch(block_size):
+        practice.model = replace(practice.model, block_size=block_size)
+        torch.manual_seed(0)
+        loader = loader_with(practice, recipe)
+        loader.run.model, loader.run.policy = GPT(practice.model), choose_policy("cpu", "float32")
+        next(loader)
+        return max(len(answer.prompt) for answer, _ in loader.drawn)
+
+    assert first_batch(78) == 71  # 71 tokens and 8 more, of which the last one is not read
+    with pytest.raises(UserError, match="max_new_tokens = 8 .*: questions have up to 71 tokens"):
+        first_batch(77)
 
 
 def test_a_resume_with_another_recipe_is_refused(practice):

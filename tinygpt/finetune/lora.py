@@ -72,6 +72,9 @@ def add_lora(
     problems = [] if chosen else [f"targets = {', '.join(targets) or 'nothing'}: no matrix is called so"]
     if rank < 1:
         problems.append(f"rank = {rank}: choose 1 or more")
+    known = range(model.config.vocab_size)
+    if unknown := [i for i in new_tokens if i not in known]:
+        problems.append(f"new_tokens has {unknown[0]}: choose ids from 0 to {known[-1]}")
     if any(parametrize.is_parametrized(m) for m in model.modules()):
         problems.append("the model has additions already: merge_lora(model) first")
     if problems:

@@ -14,7 +14,15 @@ import torch
 
 from ..finetune.answers import write_rows
 from ..finetune.tasks import Example, is_right, make_examples
-from ..finetune.template import chat_ids, check_messages, is_chat, parse_json, render, text_of
+from tinygpt.finetune.template import (
+    chat_ids,
+    check_messages,
+    check_text,
+    is_chat,
+    parse_json,
+    render,
+    text_of,
+)
 from ..generate.sample import Row
 from ..model import GPT
 from ..support import UserError
@@ -69,7 +77,10 @@ def as_pair(
             )
     elif not isinstance(prompt, str):
         raise UserError(f"{where}: prompt is a {type(prompt).__name__}: give a text or a list of messages")
+    else:
+        check_text(prompt, f"{where}: prompt")
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        check_text(answer, f"{where}: {name}")
         if not answer.strip():
             raise UserError(f"{where}: {name} is an empty answer: leave the pair out")
     if chosen == rejected:
@@ -176,7 +187,8 @@ def task_pairs(
     generator = torch.Generator().manual_seed(seed)
     pairs = []
     for example, drawn in zip(examples, answers):
-        texts = [tokenizer.decode(ids) for ids in drawn if ids is not None]
+        ended = [ids for ids in drawn if ids is not None and all(tokenizer.vocab[i] for i in ids)]
+        texts = [tokenizer.decode(ids) for ids in ended]
         pairs += rank_answers(example.messages, texts, judge_of(example), generator, most)
     return pairs
 

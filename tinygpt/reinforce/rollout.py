@@ -188,18 +188,18 @@ class RolloutLoader:
             raise UserError(
                 f"batch_size = {rows}: {told}; give a multiple of {world.world_size * recipe.group}"
             )
-        self._check_room(("train", "test") if questions else ("train",))
+        tasks, splits = list(recipe.tasks), ("train", "test") if questions else ("train",)
+        self._check_room([e for split in splits for e in make_examples(300 * len(tasks), 0, split, tasks)])
         self.start = open_reference(run) if recipe.beta else None
         self.step = 0  # batches handed out
         self.drawn: list[tuple[Answer, float]] = []  # with their advantages
         self.totals = dict.fromkeys(("answers", "reward", "tokens", "alike"), 0.0)  # since the last look
 
-    def _check_room(self, splits: tuple[str, ...]) -> None:
-        "UserError where a question of these splits and its answer do not fit the context."
-        tasks, T = list(self.recipe.tasks), self.run.config.model.block_size
-        examples = [e for split in splits for e in make_examples(300 * len(tasks), 0, split, tasks)]
+    def _check_room(self, examples: list[Example]) -> None:
+        "UserError where one of these questions and its answer do not fit the context."
+        T = self.run.config.model.block_size
         longest = max(len(render(self.tokenizer, e.messages, True)[0]) for e in examples)
-        if longest + self.recipe.max_new_tokens > T:
+        if longest + self.recipe.max_new_tokens - 1 > T:  # the last token of an answer is not read
             told = f"questions have up to {longest} tokens, block_size = {T}"
             raise UserError(f"max_new_tokens = {self.recipe.max_new_tokens} is too large: {told}")
 
@@ -222,6 +222,7 @@ class RolloutLoader:
         run, recipe, seed = self.run, self.recipe, self.run.config.run.seed
         own = self._own(self.questions)
         examples = make_examples(self.questions, draw_seed(seed, self.step), "train", list(recipe.tasks))
+        self._check_room(examples)  # a longer one may come than those that were looked at
         rows = range(own.start * recipe.group, own.stop * recipe.group)
         seeds = [draw_seed(seed, self.step, row) for row in rows]
         with run.policy.autocast():  # the format of the training: else no ratio of new to old begins at 1
