@@ -285,6 +285,24 @@ def test_used_and_available_memory_of_this_machine():
         assert 1e7 < free < 1e14
 
 
+def fake_system(monkeypatch, files: dict[str, str]):
+    "A Linux machine of 16 GB with these files, and no others."
+    import tinygpt.measure.memory as module
+
+    class Fake:
+        def __init__(self, path):
+            self.path = str(path)
+
+        def exists(self):
+            return self.path in files
+
+        def read_text(self):
+            return files[self.path]
+
+    monkeypatch.setattr(module, "Path", Fake)
+    monkeypatch.setattr(module.os, "sysconf", {"SC_PHYS_PAGES": 4_000_000, "SC_PAGE_SIZE": 4096}.get)
+
+
 @pytest.mark.parametrize(
     "names, cached",
     [
@@ -301,8 +319,6 @@ def test_used_and_available_memory_of_this_machine():
     ids=["version 2", "version 1"],
 )
 def test_a_containers_limit_counts_and_what_is_used_of_it_is_not_free(monkeypatch, names, cached):
-    import tinygpt.measure.memory as module
-
     limit, used, stat = (f"/sys/fs/cgroup/{name}" for name in names)
     files = {
         "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8000000 kB\n",
@@ -310,19 +326,7 @@ def test_a_containers_limit_counts_and_what_is_used_of_it_is_not_free(monkeypatc
         used: "0\n",
         stat: f"anon 1\n{cached} 0\n",
     }
-
-    class Fake:
-        def __init__(self, path):
-            self.path = str(path)
-
-        def exists(self):
-            return self.path in files
-
-        def read_text(self):
-            return files[self.path]
-
-    monkeypatch.setattr(module, "Path", Fake)
-    monkeypatch.setattr(module.os, "sysconf", {"SC_PHYS_PAGES": 4_000_000, "SC_PAGE_SIZE": 4096}.get)
+    fake_system(monkeypatch, files)
     assert machine_memory() == available_memory() == 1_000_000
     files[used] = "700000\n"
     assert (machine_memory(), available_memory()) == (1_000_000, 300_000)
@@ -332,6 +336,26 @@ def test_a_containers_limit_counts_and_what_is_used_of_it_is_not_free(monkeypatc
     assert (machine_memory(), available_memory()) == (4_000_000 * 4096, 8_192_000_000)
     del files["/proc/meminfo"]
     assert available_memory() == 4_000_000 * 4096
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_the_limit_of_a_clusters_job_counts_and_that_of_the_group_above_it(monkeypatch, version):
+    root, line = {
+        2: ("/sys/fs/cgroup", "0::/slurm/job_7/step_0\n"),
+        1: ("/sys/fs/cgroup/memory", "9:cpu,cpuacct:/elsewhere\n4:memory:/slurm/job_7/step_0\n0::/\n"),
+    }[version]
+    limit, used = {
+        2: ("memory.max", "memory.current"),
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    }[version]
+    files = {"/proc/meminfo": "MemAvailable: 8000000 kB\n", "/proc/self/cgroup": line}
+    for folder, most, taken in (("slurm/job_7/step_0", 500, 100), ("slurm/job_7", 700, 650)):
+        files[f"{root}/{folder}/{limit}"] = f"{most}\n"
+        files[f"{root}/{folder}/{used}"] = f"{taken}\n"
+        files[f"{root}/{folder}/memory.stat"] = ""
+    fake_system(monkeypatch, files)
+    assert machine_memory() == 500  # the step's own
+    assert available_memory() == 50  # what other steps have left of the job's
 
 
 @pytest.mark.cuda

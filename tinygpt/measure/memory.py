@@ -357,27 +357,41 @@ def machine_memory(
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit, _ = _container()
-    return whole if limit is None else min(whole, limit)
+    return min([whole, *(limit for limit, _ in _limits())])
 
 
-# a container's limit, what it uses, and the line of memory.stat with copies of files, which give way
-_GROUPS = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
-)
+# for both versions of Linux's control groups: where they lie, the files with a limit and with what is used,
+# and the line of memory.stat with copies of files, which give way to a program
+_GROUPS = {
+    2: ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "),
+    1: ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+}
 
 
-def _container() -> tuple[int | None, int]:
-    "(limit, bytes in use) of a container, as Linux's control groups tell them; without a limit (None, 0)."
-    for folder, limit, used, cached in _GROUPS:
-        path = Path(f"{folder}/{limit}")
-        text = path.read_text().strip() if path.exists() else ""  # "max" means none
-        if text.isdigit():
-            stat = Path(f"{folder}/memory.stat").read_text().splitlines()
-            files = sum(int(line.split()[1]) for line in stat if line.startswith(cached))
-            return int(text), int(Path(f"{folder}/{used}").read_text()) - files
-    return None, 0
+def _own_groups(version: int) -> list[str]:
+    "The folders of the groups that this process is in: its own, those above, the root (a container's own)."
+    root, own = _GROUPS[version][0], Path("/proc/self/cgroup")
+    folders = [root]
+    for line in own.read_text().splitlines() if own.exists() else []:
+        _, controllers, path = line.split(":", 2)  # "0::/job/step", or "4:memory:/job/step" of version 1
+        if controllers == "" if version == 2 else "memory" in controllers.split(","):
+            names = path.strip("/").split("/")
+            folders += ["/".join([root, *names[:n]]) for n in range(1, len(names) + 1)]
+    return folders
+
+
+def _limits() -> list[tuple[int, int]]:
+    "(limit, bytes in use) of each control group that limits this process: a container's, a cluster job's."
+    found = []
+    for version, (_, limit, used, cached) in _GROUPS.items():
+        for folder in _own_groups(version):
+            path = Path(f"{folder}/{limit}")
+            text = path.read_text().strip() if path.exists() else ""  # "max" means none
+            if text.isdigit():
+                stat = Path(f"{folder}/memory.stat").read_text().splitlines()
+                files = sum(int(line.split()[1]) for line in stat if line.startswith(cached))
+                found.append((int(text), int(Path(f"{folder}/{used}").read_text()) - files))
+    return found
 
 
 def available_memory(
@@ -391,6 +405,5 @@ def available_memory(
     if kind == "mps" or not Path("/proc/meminfo").exists():
         return whole
     free = _proc_bytes("/proc/meminfo", "MemAvailable:")
-    limit, used = _container()
-    room = None if limit is None else max(0, limit - used)
-    return min((size for size in (free, whole, room) if size is not None), default=None)
+    rooms = [max(0, limit - used) for limit, used in _limits()]
+    return min((size for size in (free, whole, *rooms) if size is not None), default=None)
