@@ -437,8 +437,11 @@ def _read_optimizer(folder, shapes):
     return saved
 
 # %% ../nbs/16_checkpoint.ipynb #what-differs
-def what_differs(state: dict, world_size: int = 1) -> list[str]:
-    "What keeps a run that goes on from `state` from being the same: sentences; none if nothing is known."
+def what_differs(
+    state: dict,  # from `load_training_state`
+    world_size: int = 1,  # processes now
+) -> list[str]:
+    "What keeps the resumed run from being the same bit for bit, a sentence each; none if nothing is known."
     versions = state.get("versions", {})
     pairs = {  # before, now
         "threads": (state.get("threads"), torch.get_num_threads()),
