@@ -171,20 +171,23 @@ def header_line(path: Path, fact: dict, seconds: int) -> str:
     "The line under a page's title."
 
     def links(pages):
-        if len(pages) > 6:
-            return f"{len(pages)} pages"
-        names = [f"[{p.stem.replace('_', ' ', 1)}]({os.path.relpath(p, path.parent)})" for p in pages]
-        return ", ".join(name.replace(os.sep, "/") for name in names) or "nothing"
+        names = [f"[{p.stem[:2]}]({os.path.relpath(p, path.parent)})" for p in pages]
+        return ", ".join(name.replace(os.sep, "/") for name in names)
 
-    needs = [p for p in fact["needs"] if p.stem != "00_support"]
-    time_line = f"{fact['minutes']} minutes to read, {seconds} seconds to run"
+    # what its code imports: chapters are worth reading before, side pages may wait
+    chapters = [p for p in fact["needs"] if p.parent == ROOT / "nbs"]
+    side = [p for p in fact["needs"] if p.parent != ROOT / "nbs" and p.stem != "00_support"]
+    users = [p for p in fact["needed_by"] if p.parent == ROOT / "nbs"]
     parts = [
         fact["label"].capitalize(),
-        time_line,
-        f"needs {links(needs)}",
-        f"needed by {links(fact['needed_by'])}",
-        f"[open in Colab]({colab_link(path)})",
+        f"{fact['minutes']} minutes to read, {seconds} seconds to run",
+        f"read before: {links(chapters) or 'no chapter'}",
     ]
+    if side:
+        parts.append(f"its code uses {len(side)} side page{'s' * (len(side) > 1)} too, which can wait")
+    if users:
+        parts.append(f"used in {links(users)}")
+    parts.append(f"[open in Colab]({colab_link(path)})")
     return f"*{' · '.join(parts)}*"
 
 
