@@ -21,6 +21,7 @@ from tinygpt.evaluate.export import export_model
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.precision import Policy
+from tinygpt.run.command import parse_arguments
 from tinygpt.run.config import load_config
 from tinygpt.run.presets import PRESETS, preset
 from tinygpt.run.setup import (
@@ -99,6 +100,37 @@ def test_a_shorter_context_keeps_what_the_model_says_within_it_and_a_longer_one_
     assert torch.allclose(initial_model(config).eval()(idx)[0], teacher(idx)[0], atol=1e-6)
     config.model = replace(config.model, block_size=64)
     with pytest.raises(UserError, match="block_size = 64, but .* was trained on 32"):
+        initial_model(config)
+    config.asked = frozenset({"block_size"})
+    if teacher.config.position == "learned":  # there are 32 of them
+        with pytest.raises(UserError, match="block_size = 64, but .* was trained on 32"):
+            initial_model(config)
+        return
+    longer = initial_model(config).eval()
+    assert longer.config.block_size == 64 and longer(torch.arange(64)[None])[0].shape[1] == 64
+    idx = torch.arange(32)[None]
+    assert torch.allclose(longer(idx)[0], teacher(idx)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["--n-layer", "9"], "n_layer = 9, but .* leave --n-layer out"),
+        (["--n-layer=9"], "n_layer = 9, but .* leave --n-layer out"),
+        (["--rope-theta", "77"], "rope_theta = 77.0, but .* has 10000.0"),
+        (["--n-layer", str(SMALL["n_layer"]), "--dropout", "0.1", "--block-size", "16"], None),
+        (["--source", "n_layer"], None),
+    ],
+)
+def test_a_flag_that_asks_weights_for_another_form_is_refused_and_a_true_one_is_not(tmp_path, words, told):
+    teacher = GPT(GPTConfig.llama(**SMALL))
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", teacher, ByteTokenizer())
+    begin = ["laptop", "--init-from", str(tmp_path / "run"), "--block-size", "16"]
+    config = parse_arguments([*begin, *words]).train
+    if told is None:
+        assert initial_model(config).config.n_layer == SMALL["n_layer"]
+        return
+    with pytest.raises(UserError, match=told):
         initial_model(config)
 
 
@@ -440,7 +472,7 @@ def test_a_run_does_not_go_on_with_a_text_that_was_edited(config, words, tmp_pat
         quiet(config, resume=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     if tokenizer == "byte":  # one remedy; by characters the new text has letters that the weights never saw
-        anew = shlex.split(str(error.value).partition("on this one: ")[2])
+        anew = shlex.split(str(error.value).partition("weights have seen): ")[2])
         assert main(anew[3:]) == 0 and run.with_name("test-2").is_dir(), capsys.readouterr().err
     source.write_text(whole)  # the other one
     if loader == "stream":

@@ -71,7 +71,7 @@ def train(
             run.step += 1
             stop = run.finished or any_rank(run.world, signal.stop)  # asked when the step is counted
             if stop and not run.finished:
-                log.say("stopping: validating, then saving")
+                log.say("stopping: saving, then validating")
             now = due(run.config.eval, run.step, run.finished, stop)
             if now.read:  # first: ten bad losses end the run before time is spent on validating
                 log.read()

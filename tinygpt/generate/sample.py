@@ -48,7 +48,10 @@ def sampling_probs(
         return torch.nn.functional.one_hot(likeliest(logits), logits.shape[-1]).float()
     # so that a tiny temperature cannot turn the largest into infinity
     logits = logits - _largest(logits)[..., None]
-    ranked, order = (logits / max(temperature, 1e-30)).sort(dim=-1, descending=True, stable=True)
+    logits = logits / max(temperature, 1e-30)
+    if top_k == 0 and top_p == 1:
+        return logits.softmax(-1)  # nothing is cut: no need to sort the vocabulary
+    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     if 0 < top_k < ranked.shape[-1]:
         ranked[..., top_k:] = -torch.inf
     probs = ranked.softmax(-1)

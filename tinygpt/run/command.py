@@ -8,10 +8,11 @@ __all__ = ['ALIASES', 'Arguments', 'value_of', 'starting_point', 'switch_problem
 
 # %% ../../nbs/more/19_run_command.ipynb #imports
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_type_hints
 
+from ..model import GPTConfig
 from .config import OptimConfig, RunConfig, TrainConfig, load_config
 from .presets import PRESETS, preset
 from ..support import UserError, parse_options
@@ -156,6 +157,10 @@ def parse_arguments(
     )
     if not any(re.match("--warmup[-_]steps", flag) for flag in flags):  # nobody asked for this warm-up
         fit_warmup(args.train.optim, config.optim)
+    named = {flag.partition("=")[0].replace("-", "_") for flag in flags}
+    args.train.asked = frozenset(
+        field.name for field in fields(GPTConfig) if named & {f"__{field.name}", f"__no_{field.name}"}
+    )
     if args.resume is not None:
         check_resumed(args.train.run, config.run, args.overwrite)
     return args

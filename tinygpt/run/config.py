@@ -217,6 +217,8 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     system: SystemConfig = field(default_factory=SystemConfig)
+    # settings of the model that the command line named; no field, for a run does not keep it
+    asked = frozenset()
 
     @property
     def folder(self) -> Path:

@@ -37,13 +37,15 @@ from ..support import UserError
 
 # %% ../../nbs/more/19_run_loop.ipynb #stop
 class StopSignal:
-    "Inside the `with`, the first SIGINT or SIGTERM sets `.stop`; a second one interrupts as usual."
+    "Inside the `with`, the first signal to stop sets `.stop`; a second one interrupts as usual."
 
     def __enter__(self):
         self.stop, self._old = False, {}
         if threading.current_thread() is threading.main_thread():  # Python lets only that one set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._old[number] = signal.signal(number, self._handle)
+            for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):  # Windows has the first two
+                number = getattr(signal, name, None)
+                if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                    self._old[number] = signal.signal(number, self._handle)
         return self
 
     def _handle(self, number, frame):
@@ -74,7 +76,7 @@ def due(
     "What is due after `step` steps."
     on_the_way = e.eval_every > 0 and step % e.eval_every == 0
     save = stop or finished or (e.save_every > 0 and step % e.save_every == 0)
-    validate = on_the_way or (save and e.eval_every > 0)
+    validate = (on_the_way or (save and e.eval_every > 0)) and (finished or not stop)
     sample = on_the_way and e.sample_tokens > 0 and not (stop or finished)
     read = save or validate or step % e.log_every == 0
     return Due(read, validate, sample, save)

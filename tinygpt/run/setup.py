@@ -104,10 +104,19 @@ def initial_model(
     if not source:
         return None
     model = _load_from(source, config)
+    for name in sorted(config.asked - {"block_size", "dropout"}):
+        asked, is_so = getattr(config.model, name), getattr(model.config, name)
+        if asked != is_so:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{name} = {asked}, but {source} has {is_so}, and weights keep it: leave {flag} out"
+            )
     T, longest = config.model.block_size, model.config.block_size
-    if T > longest:
+    rotary = model.config.position == "rope"
+    if T > longest and not (rotary and "block_size" in config.asked):
         limit = f"{source} was trained on {longest} tokens at a time: give that or less"
-        raise UserError(f"block_size = {T}, but {limit}")
+        more = f" (a longer one, too, with --block-size {T}: its positions are rotary)" if rotary else ""
+        raise UserError(f"block_size = {T}, but {limit}{more}")
     config.model = replace(model.config, block_size=T, dropout=config.model.dropout)
     state = {name: t[:T] if name == "wpe.weight" else t for name, t in model.state_dict().items()}
     shorter = GPT(config.model)
@@ -239,12 +248,13 @@ def check_same(
     if before in (None, now):
         return
     config, other = run.folder / "config.json", f"{run.config.run.name}-2"
-    words = ["--config", str(config), "--name", other]
+    words, seen = ["--config", str(config), "--name", other], ""
     if what == "text":  # with another tokenizer the old weights are of no use
         words += ["--init-from", str(run.folder)]
+        seen = " (what it holds out may then be in part what these weights have seen)"
     anew = f"python -m tinygpt.train {shlex.join(words)}"
     told = f"the {what} of the data was {before} and is {now} now (was the text changed?)"
-    raise UserError(f"resume: {told}: bring the old text back, or train a new run on this one: {anew}")
+    raise UserError(f"resume: {told}: bring the old text back, or train a new run on this one{seen}: {anew}")
 
 # %% ../../nbs/more/19_run_setup.ipynb #objective
 # (module, x, y) -> the sum of the losses of these rows, 0-d
