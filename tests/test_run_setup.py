@@ -445,6 +445,16 @@ def stopped_half_way(config):
     return run
 
 
+def test_a_run_does_not_go_on_to_a_step_that_is_behind_it(config):
+    run = stopped_half_way(config)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = checkpoints(run)[-1].name.removeprefix("step_").lstrip("0")
+    config.optim.max_steps = int(done) - 1
+    with pytest.raises(UserError, match=f"the run has made {done} steps already: give more"):
+        quiet(config, resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("loader", ["random", "shard", "stream"])
 @pytest.mark.parametrize("tokenizer", ["byte", "char"])
 def test_a_run_does_not_go_on_with_a_text_that_was_edited(config, words, tmp_path, loader, tokenizer, capsys):

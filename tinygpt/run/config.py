@@ -167,7 +167,8 @@ class SystemConfig:
     0: all at once."""
     parallel: Literal["auto", "ddp", "zero", "fsdp"] = "auto"
     """Under torchrun. ddp (auto): all state on every process.
-    zero: gradients and optimizer state spread (ZeRO-2). fsdp: weights too (torch's FSDP2)."""
+    zero: gradients and optimizer state spread (ZeRO-2; with micro-steps the gradients only at
+    the last of them). fsdp: weights too (torch's FSDP2)."""
 
 # %% ../../nbs/more/19_run_config.ipynb #types
 def type_problems(

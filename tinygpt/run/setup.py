@@ -412,6 +412,9 @@ def resume_run(
     on_all(run.world, lambda: check_same(run, "tokenizer", tokenizer.fingerprint, now))
     saved = on_all(run.world, lambda: load_training_state(run.resumed_from, run.model, **place))
     run.step = saved["step"]
+    if run.config.optim.max_steps < run.step:
+        asked, done = run.config.optim.max_steps, f"the run has made {run.step} steps already"
+        raise UserError(f"max_steps = {asked}, but {done}: give more, or leave --max-steps out")
     run.more_rows = saved.get("rows", run.rows) - run.rows  # an older checkpoint does not say
     run.differences = what_differs(saved, run.world.world_size)
     return saved
