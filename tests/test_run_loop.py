@@ -57,6 +57,23 @@ def test_signal_handlers_are_put_back_and_other_threads_may_train():
     assert not failures
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_every_signal_to_stop_sets_the_flag_and_an_ignored_one_stays_ignored(name):
+    number = getattr(signal, name, None)
+    if number is None:
+        pytest.skip(f"no {name} on this system")
+    with StopSignal() as caught:
+        signal.raise_signal(number)
+        assert caught.stop
+    before = signal.signal(number, signal.SIG_IGN)  # as nohup does with SIGHUP
+    try:
+        with StopSignal() as caught:
+            signal.raise_signal(number)
+            assert not caught.stop and signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 E = EvalConfig(eval_every=40, save_every=60, log_every=20, sample_tokens=10)
 
 
@@ -69,7 +86,7 @@ E = EvalConfig(eval_every=40, save_every=60, log_every=20, sample_tokens=10)
         (60, False, False, Due(read=True, validate=True, sample=False, save=True)),
         (120, False, False, Due(read=True, validate=True, sample=True, save=True)),
         (120, True, True, Due(read=True, validate=True, sample=False, save=True)),
-        (33, False, True, Due(read=True, validate=True, sample=False, save=True)),
+        (33, False, True, Due(read=True, validate=False, sample=False, save=True)),
     ],
 )
 def test_what_is_due_after_a_step(step, finished, stop, expected):
@@ -80,13 +97,15 @@ def test_what_is_saved_was_validated_and_read_unless_nobody_asked_for_validation
     for step in range(1, 200):
         for stop in (False, True):
             now = due(replace(E, log_every=7), step, False, stop)
-            assert now.validate or not now.save
+            assert now.validate == (not stop and (now.save or step % 40 == 0))  # a stop saves first
             assert now.read or not (now.save or now.validate)
             assert not due(replace(E, eval_every=0), step, False, stop).validate
             assert not due(replace(E, sample_tokens=0), step, False, stop).sample
 
 
-def test_every_checkpoint_knows_its_validation_loss_also_one_made_after_a_signal(config, monkeypatch):
+def test_every_checkpoint_knows_its_validation_loss_and_after_a_signal_saving_comes_first(
+    config, monkeypatch
+):
     config.eval = replace(config.eval, eval_every=8, save_every=5)
     result = train(config, progress="none")
     assert set(rank_by_loss(result.run)) == set(checkpoints(result.run))
@@ -99,11 +118,19 @@ def test_every_checkpoint_knows_its_validation_loss_also_one_made_after_a_signal
         return real(self, x, y)
 
     monkeypatch.setattr(Stepper, "__call__", with_signal)
+    validate, seen = Judge.validate, []
+
+    def after_saving(self, *args):
+        seen.append([path.name for path in checkpoints(self.run.folder)])
+        return validate(self, *args)
+
+    monkeypatch.setattr(Judge, "validate", after_saving)
     stopped = train(config, progress="none")
     assert stopped.steps == 7
-    assert {path.name for path in rank_by_loss(stopped.run)} == {"step_000005", "step_000007"}
+    assert seen == [[], ["step_000005", "step_000007"]]  # who sent the signal may not wait for a validation
+    assert {path.name for path in rank_by_loss(stopped.run)} == {"step_000005"}
     lines = [line["step"] for line in read_metrics(stopped.run) if "val_loss" in line]
-    assert lines == [5, 7]  # once before it was saved, and not again
+    assert lines == [5, 7]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
