@@ -257,7 +257,7 @@ return X.to(G.dtype)
             "Attention.forward": """
 c = self.config
 if c.position == "rope" and rope is None:
-    raise UserError(f"no rope was given: {ADVICE}")
+    raise UserError("no rope was given: give rope_table(block_size, head_dim, rope_theta)[:, :T]")
 B, T, _ = x.shape
 D, n, m = c.head_dim, c.n_head, c.kv_heads
 q, k, v = self.c_attn(x).split([n * D, m * D, m * D], dim=-1)
