@@ -276,5 +276,29 @@ y = y.transpose(1, 2).flatten(2)
 return drop(self.c_proj(y), c.dropout, self.training)
 """,
         },
+        # the norm before the rotation, which keeps lengths; RMSNorm by hand
+        {
+            "Attention.forward": """
+cfg = self.config
+if rope is None and cfg.position == "rope":
+    raise UserError("give rope_table(block_size, head_dim, rope_theta)[:, :T]")
+n, m, d = cfg.n_head, cfg.kv_heads, cfg.head_dim
+heads = self.c_attn(x).unflatten(-1, (n + 2 * m, d)).permute(0, 2, 1, 3)
+q, k, v = heads[:, :n], heads[:, n : n + m], heads[:, n + m :]
+if cfg.qk_norm:
+    def unit(t):
+        return t * torch.rsqrt(t.square().mean(-1, keepdim=True) + cfg.norm_eps)
+    q, k = unit(q), unit(k)
+if rope is not None:
+    k = apply_rope(k, rope)
+    q = apply_rope(q, rope)
+if cache is not None:
+    k, v = cache.extend(self.layer, k, v)
+p = cfg.dropout if self.training else 0.0
+out = attention(q, k, v, dropout=p, mask=mask, impl=self.impl)
+out = self.c_proj(out.permute(0, 2, 1, 3).flatten(-2))
+return drop(out, cfg.dropout, self.training)
+""",
+        },
     ],
 }

@@ -224,8 +224,7 @@ class Attention(nn.Module):
             q, k = (F.rms_norm(t, (c.head_dim,), eps=c.norm_eps) for t in (q, k))
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-        dropout = c.dropout if self.training else 0.0
-        y = attention(q, k, v, dropout=dropout, mask=mask, impl=self.impl)  # (B, n_head, T, head_dim)
+        y = attention(q, k, v, dropout=c.dropout if self.training else 0.0, mask=mask, impl=self.impl)
         return drop(self.c_proj(y.transpose(1, 2).reshape(B, T, C)), c.dropout, self.training)
 
 # %% ../nbs/06_model.ipynb #mlp
