@@ -102,11 +102,12 @@ down = end - warmup_steps if kind == "cosine" else round(cooldown * max_steps)
 start = end if kind == "constant" else max(end - down, warmup_steps)
 
 def multiplier(step):
+    step = min(step, end)
     if step < warmup_steps:
         return 1 - (warmup_steps - step) / (warmup_steps + 1)
     if step <= start:
         return 1.0
-    x = (min(step, end) - start) / (end - start)
+    x = (step - start) / (end - start)
     if kind == "cosine":
         x = (1 - math.cos(math.pi * x)) / 2
     return 1 - (1 - final) * x
