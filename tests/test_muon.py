@@ -206,7 +206,8 @@ def test_a_gpu_computes_in_bfloat16_only_if_it_has_it_in_hardware(hardware, monk
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("scale, theirs", [("shape", "original"), ("rms", "match_rms_adamw")])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_fifty_steps_equal_torchs_muon(nesterov, scale, theirs, weight_decay):
+def test_fifty_steps_are_nearly_torchs_muon(nesterov, scale, theirs, weight_decay):
+    "In any order of operations; test_bits.py has the package's, which rounds as torch's does."
     start = [rand(*shape, seed=i) for i, shape in enumerate([(64, 64), (64, 64), (48, 16), (16, 48)])]
     a, b = ([nn.Parameter(t.clone()) for t in start] for _ in range(2))
     ours = Muon(a, lr=0.02, weight_decay=weight_decay, nesterov=nesterov, scale=scale, dtype=torch.bfloat16)
@@ -217,9 +218,8 @@ def test_fifty_steps_equal_torchs_muon(nesterov, scale, theirs, weight_decay):
             q.grad = p.grad.clone()
         ours.step()
         torchs.step()
-    # 0 apart where it was measured; a CPU with bfloat16 units may round a sum the other way
-    for p, q in zip(a, b):
-        torch.testing.assert_close(p, q, atol=2e-4, rtol=0)
+    for p, q, t in zip(a, b, start):
+        assert (p - q).norm() < 0.04 * (q - t).norm()  # bfloat16 has eight bits
 
 
 def test_float32_products_make_nearly_the_same_step_as_torchs_bfloat16():
