@@ -172,7 +172,7 @@ return loss, norm
 _check(x, y, micro_batch_size, total)
 if total is None:
     total = y.ne(-100).sum()
-weight = 1 / (total + (total == 0))
+total = total + (total == 0)
 starts = list(range(0, len(x), micro_batch_size or max(len(x), 1)))
 losses = []
 for start in starts:
@@ -181,7 +181,7 @@ for start in starts:
         if start != starts[-1]:
             stack.enter_context(no_sync())
         with autocast():
-            loss = model(x[part], y[part], reduction="sum")[1] * weight
+            loss = model(x[part], y[part], reduction="sum")[1].div(total)
         scale(loss).backward()
     losses.append(loss.detach())
 return torch.stack(losses).sum().float() if losses else torch.zeros((), device=x.device)
