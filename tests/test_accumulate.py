@@ -257,7 +257,8 @@ def test_clipping_equals_torchs_own():
     mine, theirs = weights(), weights()
     clip_gradients(mine, 2.0)
     nn.utils.clip_grad_norm_(theirs, 2.0)
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(mine[:2], theirs[:2]))
+    for a, b in zip(mine[:2], theirs[:2]):  # torch divides by the norm + 1e-6; test_bits.py has the bits
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=0)
 
 
 def test_without_any_gradient_the_norm_is_zero():

@@ -10,6 +10,7 @@ import pytest
 
 import tinygpt.learn.book as book
 from tinygpt.learn.book import (
+    IDEAS,
     all_pages,
     exercises_of,
     exports_in,
@@ -140,6 +141,26 @@ def test_there_are_three_hints_and_none_of_the_first_two_is_the_solution(chapter
         last = d.text.splitlines()[-1].strip()
         if len(d.body) > 1 and end - begin >= 2 and d.text.count(last) == 1:
             assert last not in half, d.name
+
+
+def test_the_functions_of_the_first_hour_have_an_idea_in_their_first_hint():
+    tour = next(
+        c["source"] for c in read_notebook(ROOT / "nbs/more/learn.ipynb")["cells"] if c.get("id") == "tour-md"
+    )
+    begin, rest = (
+        re.search(r"start (\d\d) --only (\S+)", tour),
+        tour.split("Where to go on")[1].split("By default")[0],
+    )
+    path = [
+        begin.groups()[::-1],
+        *((n, c) for n, c in re.findall(r"`([\w.]+)` \((?:chapter )?(\d\d)\)", rest)),
+    ]
+    assert [name for name, _ in path] == list(IDEAS)
+    assert begin[1] == min(chapter for _, chapter in path)  # one begins with the earliest chapter
+    for name, chapter in path:
+        [d] = [d for page in find_chapters(ROOT, chapter) for d in exercises_of(ROOT, page) if d.name == name]
+        assert hints_for(d)[0].startswith(IDEAS[name])
+        assert not any(hint.startswith(IDEAS[name]) for hint in hints_for(d)[1:])
 
 
 def test_what_is_an_exercise():

@@ -4,12 +4,14 @@ import importlib.util
 import json
 import os
 import sys
+import textwrap
 import types
 
 import pytest
+from other_solutions import SOLUTIONS
 
 from tinygpt.learn import session
-from tinygpt.learn.book import find_project, is_exported, make_hole, read_notebook
+from tinygpt.learn.book import IDEAS, find_project, is_exported, make_hole, read_notebook
 from tinygpt.learn.folder import Progress, start
 from tinygpt.learn.judge import Verdict, copy_project
 from tinygpt.learn.session import Result, check, check_here, collect, train
@@ -260,3 +262,26 @@ def test_a_function_that_did_not_run_is_named_with_the_flag_that_makes_it_run():
         session._unused("data.pack:Lane.wants") == "data.pack.Lane.wants (try --loader stream --packing bos)"
     )
     assert session._unused("adamw:check_adamw") == "adamw.check_adamw"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page, which", [(page, i) for page in SOLUTIONS for i in range(len(SOLUTIONS[page]))]
+)
+def test_right_solutions_in_other_words_than_the_packages_pass(page, which, tmp_path):
+    bodies = SOLUTIONS[page][which]
+    [path] = start(page, list(bodies), tmp_path)
+    nb = read_notebook(path)
+    for name, body in bodies.items():
+        hole = f'raise NotImplementedError("hole: {name}")'
+        [cell] = [c for c in nb["cells"] if hole in c["source"]]
+        line = next(line for line in cell["source"].splitlines() if hole in line)
+        cell["source"] = cell["source"].replace(line, textwrap.indent(body.strip("\n"), line[: -len(hole)]))
+    path.write_text(json.dumps(nb))
+    verdicts = check(page, list(bodies), folder=tmp_path).verdicts
+    assert {v.name: (v.state, v.why) for v in verdicts} == dict.fromkeys(bodies, ("passes", ""))
+
+
+def test_each_function_of_the_first_hour_has_two_other_solutions():
+    written = [name for sets in SOLUTIONS.values() for bodies in sets for name in bodies]
+    assert sorted(written) == sorted(2 * list(IDEAS))

@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from tinygpt.accumulate import train_step
 from tinygpt.adamw import adamw_groups
 from tinygpt.measure.memory import (
     activation_bytes,
@@ -26,7 +28,7 @@ from tinygpt.measure.memory import (
     used_memory,
 )
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.muon import Muon, by_kind, muon_groups
+from tinygpt.muon import Muon, by_kind, make_optimizer, muon_groups
 from tinygpt.support import UserError, peak_bytes
 
 SHAPE = dict(vocab_size=1000, block_size=64, n_layer=2, n_head=4, n_embd=128)
@@ -366,3 +368,33 @@ def test_predicted_peak_holds_on_a_gpu(variant, dtype):
     config = getattr(GPTConfig, variant)(vocab_size=8192, block_size=512, n_layer=6, n_head=8, n_embd=512)
     measured = measure_memory(config, 8, device="cuda", dtype=dtype)
     assert predict_memory(config, 8, device="cuda", dtype=dtype).total == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_step_of_muon_has_six_tensors_at_its_peak(count):
+    weights = [nn.Parameter(torch.randn(64, 64)) for _ in range(count)]
+    for p in weights:
+        p.grad = torch.randn(64, 64)
+    opt = Muon(weights)
+    opt.step()
+    # the directions, their stack, and X, A, B and the next X of Newton-Schulz
+    assert peak_bytes(opt.step) == 6 * sum(p.nbytes for p in weights)
+
+
+@pytest.mark.parametrize("variant", [GPTConfig.gpt2, GPTConfig.llama])
+def test_the_trainers_step_with_muon_takes_the_memory_that_is_predicted(variant):
+    config = variant(vocab_size=128, block_size=16, n_layer=2, n_head=4, n_embd=256)
+    predicted = predict_memory(config, 1, optimizer="muon")
+    assert predicted.name == "optimizer step"
+    model = GPT(config)
+    opt, _ = make_optimizer(muon_groups(model, adamw_groups(model, 5e-3), 0.02))
+    x = torch.randint(128, (1, 16), generator=torch.Generator().manual_seed(0))
+
+    def step():
+        train_step(model, opt, x, x, clip=1.0)
+        model.zero_grad(set_to_none=True)
+
+    step()  # the state appears
+    state = [t for of_one in opt.state.values() for t in of_one.values()]
+    kept = sum(t.nbytes for t in [*model.parameters(), *model.buffers(), *state])
+    assert kept + peak_bytes(step) == pytest.approx(predicted.total, rel=0.01)

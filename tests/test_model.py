@@ -898,7 +898,7 @@ def test_parts_refuse_at_once_what_they_cannot_do():
     with pytest.raises(UserError, match="n_kv_head = 3 does not divide n_head = 4"):
         Block(GPTConfig(n_embd=32, n_head=4, n_kv_head=3), 0)
     x, config = torch.randn(1, 5, 32), CONFIGS["llama"]
-    with pytest.raises(UserError, match="position = 'rope', but no rope was given") as error:
+    with pytest.raises(UserError) as error:
         Block(config, 0)(x)
     assert "rope_table(block_size, head_dim, rope_theta)[:, :T]" in str(error.value)
     rope = rope_table(config.block_size, config.head_dim, config.rope_theta)[:, :5]  # as it says

@@ -61,8 +61,9 @@ def accumulate_gradients(
 ) -> torch.Tensor:
     """Add to each parameter's .grad the gradient of (sum of losses) / `total`; return that loss.
 
-    The loss is a float32 scalar on the device. Equals the one big batch whatever `micro_batch_size` is, also
-    with unequal numbers of counted targets. UserError if an argument makes no sense.
+    The loss is a float32 scalar on the device, without a graph. Equals the one big batch whatever
+    `micro_batch_size` is, also with unequal numbers of counted targets. Without any target forward and
+    backward run too; loss and gradients are 0. Nothing is read on the host. `_check` raises UserErrors first.
     """
     _check(x, y, micro_batch_size, total)
     # the count stays on the device, as the loss does: reading a number makes a GPU wait
@@ -88,7 +89,8 @@ def clip_gradients(
 ) -> torch.Tensor:
     """Scale all gradients down together so that their global norm is at most `max_norm`.
 
-    Returns the norm before, a scalar on the device.
+    Returns the norm before, a scalar on the device; 0 without any gradient. Nothing is read on the host. Of
+    sharded gradients (FSDP2's DTensors) it is the norm of the whole, as a plain tensor.
     """
     parameters = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters])
@@ -134,12 +136,13 @@ def train_step(
     clip: float = 0.0,  # largest norm of all gradients together; 0: no clipping
     # called with `clip`: clips, and returns the norm before; None: `clip_gradients` of the model's parameters
     clip_fn: Callable[[float], torch.Tensor] | None = None,
-    scaler=None,  # a LossScaler or torch's GradScaler (float16)
+    scaler=None,  # a LossScaler or torch's GradScaler (float16); one that is not enabled counts as None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One optimizer step. Returns (loss, norm of the gradients before clipping), 0-d tensors on the device.
 
-    Where the norm is not finite, weights and optimizer state stay as they were, and nothing is read on the
-    host, except as `step_unless` says. A scaler skips such steps by itself.
+    It is `accumulate_gradients` from no gradient on, clipping, and `step_unless`, to the last bit. Where the
+    norm is not finite, weights and optimizer state stay as they were, and nothing is read on the host, except
+    as `step_unless` says. A scaler unscales before the clipping, and skips such steps by itself.
     """
     scaled = scaler is not None and scaler.is_enabled()
     optimizer.zero_grad(set_to_none=True)

@@ -72,31 +72,26 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        "Update every parameter that has a gradient."
+        """Update every parameter that has a gradient. Returns the closure's loss, made with gradients on.
+
+        The state of a parameter begins at its first gradient, under torch's names: step (its own count; a
+        tensor where torch's AdamW wrote the checkpoint), exp_avg, exp_avg_sq.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            settings = [group[name] for name in ("lr", "betas", "eps", "weight_decay")]
             for p in group["params"]:
                 if p.grad is None:
                     continue
                 state = self.state[p]
                 if not state:
                     state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-                # a checkpoint of torch's AdamW has a tensor here
                 state["step"] = int(state["step"]) + 1
-                adamw_update(
-                    p,
-                    p.grad,
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                    state["step"],
-                    group["lr"],
-                    group["betas"],
-                    group["eps"],
-                    group["weight_decay"],
-                )
+                means = state["exp_avg"], state["exp_avg_sq"]
+                adamw_update(p, p.grad, *means, state["step"], *settings)
         return loss
 
 # %% ../nbs/10_adamw.ipynb #kinds

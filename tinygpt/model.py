@@ -204,12 +204,15 @@ class Attention(nn.Module):
         rope: torch.Tensor | None = None,  # (2, T, head_dim / 2); of each row: (2, B, 1, T, head_dim / 2)
         cache: KVCache | None = None,  # of the tokens before x
         mask: torch.Tensor | None = None,  # (B or 1, 1, T, S) bool, see `GPT.forward`
-    ) -> torch.Tensor:  # (B, T, C)
+    ) -> torch.Tensor:  # (B, T, C); dropout, in training alone: on the weights, and at the end
+        """What the heads read. `c_attn` gives queries first, then keys, then values. B may be 0.
+
+        UserError if position "rope" gets none; it says rope_table(block_size, head_dim, rope_theta)[:, :T].
+        """
         c = self.config
         if rope is None and c.position == "rope":
             raise UserError(
-                "position = 'rope', but no rope was given, so no token would know where it stands: "
-                "give rope_table(block_size, head_dim, rope_theta)[:, :T]"
+                "no rope was given: position 'rope' needs rope_table(block_size, head_dim, rope_theta)[:, :T]"
             )
         B, T, C = x.shape
         heads = c.n_head + 2 * c.kv_heads  # a number, not -1: that could be anything where B is 0
@@ -218,12 +221,10 @@ class Attention(nn.Module):
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
         if c.qk_norm:
-            q = F.rms_norm(q, (c.head_dim,), eps=c.norm_eps)
-            k = F.rms_norm(k, (c.head_dim,), eps=c.norm_eps)
+            q, k = (F.rms_norm(t, (c.head_dim,), eps=c.norm_eps) for t in (q, k))
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-        dropout = c.dropout if self.training else 0.0
-        y = attention(q, k, v, dropout=dropout, mask=mask, impl=self.impl)  # (B, n_head, T, head_dim)
+        y = attention(q, k, v, dropout=c.dropout if self.training else 0.0, mask=mask, impl=self.impl)
         return drop(self.c_proj(y.transpose(1, 2).reshape(B, T, C)), c.dropout, self.training)
 
 # %% ../nbs/06_model.ipynb #mlp

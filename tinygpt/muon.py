@@ -39,7 +39,7 @@ def newton_schulz(
     steps: int = 5,  # of three matrix products each
     coefficients: Sequence = QUINTIC,  # (a, b, c), or a list of them, one a step; the last is repeated
     dtype: torch.dtype | None = None,  # of the products; None: see `newton_schulz_dtype`
-    eps: float = 1e-7,  # smallest norm to divide by, so that a matrix of zeros stays one
+    eps: float = 1e-7,  # a norm below this counts as this (not added to it), so that zeros stay zeros
 ) -> torch.Tensor:
     """About U V^T where G = U S V^T: every singular value is moved near 1. (..., rows, cols), of G's dtype.
 

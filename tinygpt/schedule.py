@@ -34,14 +34,19 @@ def schedule_problems(kind, max_steps, warmup_steps, final, cooldown) -> list[st
 def make_schedule(
     kind: str = "cosine",  # "cosine", "trapezoid" (also called WSD: warm up, stay, decay) or "constant"
     max_steps: int = 1000,  # steps of the run, numbered 0 to max_steps - 1
-    warmup_steps: int = 0,  # steps that lead up linearly; the step after them is the first at the full rate
+    # steps that lead up linearly: step 0 has one of warmup_steps + 1 equal parts; the step after them is the
+    # first at the full rate
+    warmup_steps: int = 0,
     final: float = 0.1,  # the multiplier of the last step
-    cooldown: float = 0.2,  # trapezoid: the part of the run that leads down, linearly
+    # trapezoid: the part of the run that leads down, linearly, in whole steps (`round`); at most what the
+    # warm-up leaves
+    cooldown: float = 0.2,
 ) -> Callable[[int], float]:
     """A function step -> multiplier in [0, 1] of the learning rate, above 0 at step 0.
 
-    Cosine: Loshchilov and Hutter 2016; trapezoid: Hu et al. 2024 (MiniCPM). Any unit will do for the steps,
-    tokens too. UserError for settings that contradict each other.
+    Past the end it stays at the last step's; where no step leads down, at 1. Cosine: Loshchilov and Hutter
+    2016; trapezoid: Hu et al. 2024 (MiniCPM). Any unit will do for the steps, tokens too. UserError with all
+    that `schedule_problems` finds.
     """
     problems = schedule_problems(kind, max_steps, warmup_steps, final, cooldown)
     if problems:
