@@ -112,6 +112,11 @@ def run(make, row: str, rate: float, seed: int, steps: int, text: dict) -> dict:
     return dict(row=row, rate=rate, seed=seed, steps=steps, loss=held_out, cpu_s=seconds, params=count)
 
 
+def worth(losses: list[float]) -> float:
+    "Their mean; where a run diverged to NaN, which no comparison puts anywhere, infinity."
+    return math.inf if any(map(math.isnan, losses)) else statistics.mean(losses)
+
+
 def commands(old: dict) -> list[str]:
     this = "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
     return [*old.get("commands", []), *([] if this in old.get("commands", []) else [this])]
@@ -173,7 +178,7 @@ class Record:
         while True:
             for rate in rates:
                 if rate not in means:
-                    means[rate] = statistics.mean(self.ensure(row, rate, TUNING_SEEDS, steps))
+                    means[rate] = worth(self.ensure(row, rate, TUNING_SEEDS, steps))
             best = min(means, key=means.get)
             if rates[0] < best < rates[-1]:
                 return best
@@ -185,7 +190,7 @@ class Record:
         tried = {r["rate"] for r in self.runs if (r["row"], r["steps"]) == (row, steps)}
         losses = {rate: self.losses(row, rate, steps) for rate in tried}
         means = {
-            rate: statistics.mean(seeds[s] for s in TUNING_SEEDS)
+            rate: worth([seeds[s] for s in TUNING_SEEDS])
             for rate, seeds in losses.items()
             if seeds.keys() >= set(TUNING_SEEDS)
         }
