@@ -112,6 +112,11 @@ def run(make, row: str, rate: float, seed: int, steps: int, text: dict) -> dict:
     return dict(row=row, rate=rate, seed=seed, steps=steps, loss=held_out, cpu_s=seconds, params=count)
 
 
+def worth(losses: list[float]) -> float:
+    "Their mean; where a run diverged to NaN, which no comparison puts anywhere, infinity."
+    return math.inf if any(map(math.isnan, losses)) else statistics.mean(losses)
+
+
 def commands(old: dict) -> list[str]:
     this = "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
     return [*old.get("commands", []), *([] if this in old.get("commands", []) else [this])]
@@ -126,9 +131,11 @@ class Record:
         run,  # run(row, rate, seed, steps) -> dict with these four and `loss`
         save: bool,  # False: the file is read and not written
         same: dict | None = None,  # rows that share another row's rate: {"again": "base"}
+        rates=RATES,  # that each row is tuned at; more where its best is the lowest or the highest
         **head,  # what else the file says
     ):
         self.path, self.run, self.save, self.same, self.head = path, run, save, same or {}, head
+        self.rates = rates
         self.runs = json.loads(path.read_text())["runs"] if path.exists() else []
 
     def add(self, new: dict):
@@ -167,11 +174,11 @@ class Record:
     def tune(self, row: str, steps: int) -> float:
         "The best rate of the row, with a worse one on either side."
         row = self.same.get(row, row)
-        rates, means = sorted(RATES), {}
+        rates, means = sorted(self.rates), {}
         while True:
             for rate in rates:
                 if rate not in means:
-                    means[rate] = statistics.mean(self.ensure(row, rate, TUNING_SEEDS, steps))
+                    means[rate] = worth(self.ensure(row, rate, TUNING_SEEDS, steps))
             best = min(means, key=means.get)
             if rates[0] < best < rates[-1]:
                 return best
@@ -183,7 +190,7 @@ class Record:
         tried = {r["rate"] for r in self.runs if (r["row"], r["steps"]) == (row, steps)}
         losses = {rate: self.losses(row, rate, steps) for rate in tried}
         means = {
-            rate: statistics.mean(seeds[s] for s in TUNING_SEEDS)
+            rate: worth([seeds[s] for s in TUNING_SEEDS])
             for rate, seeds in losses.items()
             if seeds.keys() >= set(TUNING_SEEDS)
         }
@@ -221,12 +228,12 @@ class Record:
                 print()
 
 
-def parse(doc: str, rows: dict, steps: int) -> argparse.Namespace:
+def parse(doc: str, rows: dict, steps: int, seeds: int) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=formatter)
     parser.add_argument("--rows", nargs="+", choices=rows, default=list(rows))
     parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--rates", type=float, nargs="+", help="run at these rates, and tune nothing")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--show", action="store_true", help="run nothing, print the record's table")
@@ -241,9 +248,11 @@ def study(
     shape: dict,  # of the models, for the record
     steps: int,
     same: dict | None = None,  # see `Record`
+    rates=RATES,  # see `Record`
+    seeds: int = 5,
 ):
     "The command, also of `first_weights.py`: tune each row, run it on the compared seeds, print the table."
-    args = parse(doc, rows, steps)
+    args = parse(doc, rows, steps, seeds)
     torch.set_num_threads(1)  # small products, and the same sums on every machine
     corpus = load_corpus("sotu")
     text = dict(train=as_bytes(corpus.train), val=as_bytes(corpus.val))
@@ -252,7 +261,7 @@ def study(
         batch=BATCH,
         optimizer=f"AdamW, betas {BETAS}, no decay, gradients clipped at 1",
         schedule=f"up over {WARMUP:.0%} of the steps, half a cosine down to 0",
-        rates=RATES,
+        rates=rates,
         tuning_seeds=TUNING_SEEDS,
         text="State of the Union addresses as bytes; the loss is in nats per byte of held-out addresses",
     )
@@ -260,7 +269,7 @@ def study(
     def one(row, rate, seed, steps):
         return run(make, row, rate, seed, steps, text)
 
-    record = Record(path, one, args.save, same=same, setup=setup, rows=rows)
+    record = Record(path, one, args.save, same=same, rates=rates, setup=setup, rows=rows)
     if not args.show:
         for row in args.rows:
             for rate in args.rates or [record.tune(row, args.steps)]:

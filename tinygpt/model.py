@@ -318,11 +318,7 @@ def ngram_rows(
 
 # %% ../nbs/06_model.ipynb #token-embedding
 class TokenEmbedding(nn.Embedding):
-    """A vector for each token id; with `ngram_rows`, one more for the pair and the triple ending there.
-
-    N-gram embeddings at the input: Pagnoni et al. 2024 (hashed, for bytes),
-    Huang et al. 2025 (Over-Tokenized Transformer).
-    """
+    "A vector for each token id; with `ngram_rows`, one more for the pair and the triple ending there."
 
     def __init__(
         self,
