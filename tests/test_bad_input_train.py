@@ -156,7 +156,7 @@ TEXTS = [
         BYTES + " --init-from runs/done --tokenizer char",
         "give --tokenizer",
     ),
-    ("weights of a shorter context", BYTES + " --init-from runs/done --block-size 64", "block_size = 64"),
+    ("weights of another form", BYTES + " --init-from runs/done --n-layer 9", "leave --n-layer out"),
 ]
 
 FLAGS = [

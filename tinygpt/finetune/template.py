@@ -85,7 +85,9 @@ def check_text(
         text.encode()
     except UnicodeEncodeError as error:
         half = text[error.start]
-        raise UserError(f"{where} holds {half!r}, half of a character: give all of it, or none") from None
+        raise UserError(
+            f"{where} holds {half!r}, half of a character or a byte that is none: give text"
+        ) from None
 
 
 def check_messages(
