@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_runs import change_over, fifty_steps, thousand_steps, with_gradients
 
 from tinygpt.adamw import (
     DEFAULTS,
@@ -50,19 +51,6 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def with_gradients(model_or_params, seed=0):
-    "Give every parameter a gradient that follows from the seed."
-    params = (
-        list(model_or_params.parameters())
-        if isinstance(model_or_params, nn.Module)
-        else list(model_or_params)
-    )
-    generator = torch.Generator().manual_seed(seed)
-    for p in params:
-        p.grad = torch.randn(p.shape, generator=generator).to(p)
-    return params
-
-
 # ---- the rule
 
 
@@ -71,33 +59,14 @@ def with_gradients(model_or_params, seed=0):
 @pytest.mark.parametrize("eps", [10.0**-k for k in range(3, 11)])
 def test_a_thousand_steps_equal_torchs(eps, weight_decay, dtype):
     "In any order of operations; test_bits.py has the package's, which gives the same bits."
-    g = torch.Generator().manual_seed(0)
-    start = [torch.randn(shape, generator=g, dtype=dtype) for shape in [(3, 4), (1,)]]
-    ours, theirs = ([nn.Parameter(t.clone()) for t in start] for _ in range(2))
-    how = dict(lr=0.01, betas=(0.9, 0.95), eps=eps, weight_decay=weight_decay)
-    a, b = AdamW(ours, **how), torch.optim.AdamW(theirs, **how, foreach=False)
     close = 1000 * torch.finfo(dtype).eps  # a rounding in each step
-    for step in range(1000):
-        for p, q in zip(ours, theirs):
-            # from far below any eps to far above
-            p.grad = torch.randn(p.shape, generator=g, dtype=dtype) * 10.0 ** (step % 12 - 10)
-            q.grad = p.grad.clone()
-        a.step()
-        b.step()
-    for p, q in zip(ours, theirs):
+    for p, q in thousand_steps(AdamW, eps, weight_decay, dtype):
         torch.testing.assert_close(p, q, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999), (0.0, 0.95), (0.9, 0.0)])
 def test_other_betas_equal_torchs_too(betas):
-    p, q = (nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2))
-    a = AdamW([p], lr=0.01, betas=betas)
-    b = torch.optim.AdamW([q], lr=0.01, betas=betas, weight_decay=0.1, foreach=False)
-    for step in range(50):
-        for x in (p, q):
-            with_gradients([x], step)
-        a.step()
-        b.step()
+    p, q = fifty_steps(AdamW, betas, torch.float32)
     torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
 
 
@@ -348,21 +317,10 @@ def test_the_implementation_that_is_reported_is_the_one_that_runs(implementation
 @pytest.mark.parametrize("second", IMPLEMENTATIONS)
 @pytest.mark.parametrize("first", IMPLEMENTATIONS)
 def test_a_run_saved_under_one_implementation_goes_on_under_the_other(first, second):
-    def steps(optimizer, params, which):
-        for step in which:
-            with_gradients(params, step)
-            optimizer.step()
-
-    p, q = ([nn.Parameter(torch.linspace(-1, 1, 5)), nn.Parameter(torch.ones(2, 2))] for _ in range(2))
-    whole, _ = make_adamw([dict(params=p, weight_decay=0.1)], "own", lr=0.01)
-    steps(whole, p, range(20))
-    a, _ = make_adamw([dict(params=q, weight_decay=0.1)], first, lr=0.01)
-    steps(a, q, range(10))
-    b, name = make_adamw([dict(params=q, weight_decay=0.1)], second, lr=0.5)
-    b.load_state_dict(copy.deepcopy(a.state_dict()))
+    p, q, b, name, go_on = change_over(make_adamw, first, second)
     assert implementation_of(b) == name == second and b.param_groups[0]["lr"] == 0.01
     with Operations() as sent:
-        steps(b, q, range(10, 20))
+        go_on()
     assert ("_fused_adamw_" in sent.names) == (second == "fused")
     assert ("_foreach_addcdiv_" in sent.names) == (second == "foreach")
     for x, y in zip(p, q):

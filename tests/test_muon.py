@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_runs import fifty_steps_of_muon
 
 from tinygpt.adamw import adamw_groups, make_adamw
 from tinygpt.checkpoint import load_training_state, save_checkpoint
@@ -206,17 +207,7 @@ def test_a_gpu_computes_in_bfloat16_only_if_it_has_it_in_hardware(hardware, monk
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_fifty_steps_are_nearly_torchs_muon(nesterov, scale, theirs, weight_decay):
     "In any order of operations; test_bits.py has the package's, which rounds as torch's does."
-    start = [rand(*shape, seed=i) for i, shape in enumerate([(64, 64), (64, 64), (48, 16), (16, 48)])]
-    a, b = ([nn.Parameter(t.clone()) for t in start] for _ in range(2))
-    ours = Muon(a, lr=0.02, weight_decay=weight_decay, nesterov=nesterov, scale=scale, dtype=torch.bfloat16)
-    torchs = torch.optim.Muon(b, lr=0.02, weight_decay=weight_decay, nesterov=nesterov, adjust_lr_fn=theirs)
-    for step in range(50):
-        for p, q in zip(a, b):
-            p.grad = rand(*p.shape, seed=step) * 10.0 ** (step % 5 - 3)
-            q.grad = p.grad.clone()
-        ours.step()
-        torchs.step()
-    for p, q, t in zip(a, b, start):
+    for p, q, t in fifty_steps_of_muon(Muon, nesterov, scale, theirs, weight_decay):
         assert (p - q).norm() < 0.04 * (q - t).norm()  # bfloat16 has eight bits
 
 
