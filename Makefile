@@ -52,8 +52,8 @@ lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
 	$(PY) -m jupyterlab --notebook-dir=. nbs/index.ipynb
 
 export: $(VENV)/.installed-dev  ## pages -> package, cleaned; headers, picture and README.md made again
-	$(PY) tools/book.py headers
 	$(BIN)/nbdev_export
+	$(PY) tools/book.py headers
 	$(BIN)/nbdev_clean
 	$(PY) tools/picture.py
 	$(PY) tools/book.py readme

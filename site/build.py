@@ -52,7 +52,7 @@ def write_sources():
         write(f"{docname(path)}.ipynb", nbformat.writes(dressed))
     shutil.copytree(pages.ROOT / "nbs/images", SOURCE / "nbs/images")
     for name in TEXTS:
-        write(name, (pages.ROOT / name).read_text(encoding="utf-8"))
+        write(name, cells.own_links((pages.ROOT / name).read_text(encoding="utf-8")))
     for module in reference.modules().values():
         write(f"reference/{module.name}.md", reference.module_page(module, module_links(module)))
     write("reference/index.md", reference_index())

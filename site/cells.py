@@ -45,6 +45,13 @@ def anchor(title: str) -> str:
     return re.sub(r'["<>&]', "", title).replace(" ", "-")
 
 
+def own_links(text: str) -> str:
+    "Links of a text to its own headings: written as GitHub's anchors, which are lower case, made the site's."
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    anchors = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-").lower(): anchor(title) for title in titles}
+    return re.sub(r"\]\(#([^)]+)\)", lambda link: f"](#{anchors.get(link[1], link[1])})", text)
+
+
 def dress_title(source: str, links: str) -> str:
     "The title cell with names for its parts, which style.css looks for, and the line of links."
     source = re.sub(r"^> ", "{.lead}\n> ", source, count=1, flags=re.M)

@@ -56,6 +56,18 @@ def test_the_short_table_of_the_index_has_the_chapters_with_their_questions():
     assert table in text and pages.citation() in text
 
 
+def test_the_way_of_a_training_step_names_what_is_there_and_each_module_is_imported_by_one_above_it():
+    index = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4)
+    assert any(pages.step_table() in cell.source for cell in index.cells)
+    known = {"train"}
+    for module, look_for in pages.STEP_PATH.items():
+        assert module in known, f"nothing above imports {module}"
+        source = pages.module_file(module).read_text(encoding="utf-8")
+        known |= pages.imports_in(source, module)
+        for name in re.findall(r"`(\w+)`", look_for):
+            assert re.search(rf"\b(?:def|class) {name}\b", source), f"{module} has no {name}"
+
+
 def test_the_picture_at_the_top_shows_the_record_and_its_words_say_it():
     rows = picture.shown_rungs()
     assert rows[0]["name"] == "nanoGPT's settings" and len(rows) > 2

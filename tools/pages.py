@@ -203,7 +203,7 @@ def doors_line() -> str:
     return f"*Run this page {places} or [in a codespace]({url['codespaces_url']}) · {others}*"
 
 
-# ---- parts of the index that follow from elsewhere: its short table of chapters, the citation
+# ---- parts of the index that follow from elsewhere: chapters, the way of a step, the citation
 
 CHAPTERS = re.compile(r"^\| \| chapter \| its question \|\n(?:\|.*(?:\n|$))+", re.M)
 CITATION = re.compile(r"^```bibtex\n.*?^```", re.M | re.S)
@@ -220,6 +220,60 @@ def chapters_table() -> str:
             link = row.path.relative_to(ROOT / "nbs").as_posix()
             lines.append(f"| {row.number} | [{row.name}]({link}) | {row.question} |")
     return "\n".join(lines) + "\n"
+
+
+# the modules that a training step passes through, each imported by one above it; what to look for there
+STEP_PATH = {
+    "train": "`main` reads the command line, `train` is the loop",
+    "run.command": "`parse_arguments`: preset and flags become a config",
+    "run.config": "`TrainConfig`: every setting, and what `check` refuses",
+    "run.setup": "`open_run`: `begin_run` makes data and model, `equip_run` all that trains them",
+    "data.open": "`make_loader`: rows of tokens, and the tokens after them",
+    "run.parallel": "`Single`: one process, and its optimizer; the others change what they must",
+    "run.loop": "`Stepper` makes a step; `due` says what comes after it",
+    "accumulate": "`train_step`: forward, backward, clip, step",
+    "model": "`GPT`: from tokens to the loss",
+    "muon": "`make_optimizer`, and `Muon` for the matrices",
+    "adamw": "`adamw_update`, and `make_adamw` for the rest",
+    "checkpoint": "`save_checkpoint`: all that the next step needs",
+}
+STEP_TABLE = re.compile(
+    r"^\| module \| lines \| page \| look for \|\n(?:\|.*\n)+\nThese \d+ modules.*$", re.M
+)
+
+
+def module_file(module: str) -> Path:
+    return ROOT / "tinygpt" / f"{module.replace('.', '/')}.py"
+
+
+def lines_in(module: str) -> int:
+    return len(module_file(module).read_text(encoding="utf-8").splitlines())
+
+
+def imported_by(module: str) -> set[str]:
+    "The module and all of the package that it imports, directly or not."
+    found, left = set(), {module}
+    while left:
+        name = left.pop()
+        if name not in found and module_file(name).exists():
+            found.add(name)
+            left |= imports_in(module_file(name).read_text(encoding="utf-8"), name)
+    return found
+
+
+def step_table() -> str:
+    "In which order to open the modules of `python -m tinygpt.train`, with their pages; lines are rounded."
+    home = {module_of(row.path): row for row in contents()}
+    lines, own = ["| module | lines | page | look for |", "|---|---|---|---|"], []
+    for module in [name for name in STEP_PATH if name in home]:
+        row, file = home[module], module_file(module).relative_to(ROOT).as_posix()
+        page = f"[{row.number} {row.name}]({row.path.relative_to(ROOT / 'nbs').as_posix()})"
+        own.append(lines_in(module))
+        lines.append(f"| [`{file}`](../{file}) | {round(own[-1], -1)} | {page} | {STEP_PATH[module]} |")
+    behind = imported_by("train")
+    few, many = round(sum(own), -2), round(sum(map(lines_in, behind)), -2)
+    all_ = f"of about {many:,} in the {len(behind)} modules that a run may import"
+    return "\n".join([*lines, "", f"These {len(own)} modules have about {few:,} lines, {all_}."])
 
 
 def citation() -> str:
@@ -243,6 +297,7 @@ def citation() -> str:
 def with_written_parts(source: str) -> str:
     "A cell of the index with its table of chapters and its citation as they are today."
     source = CHAPTERS.sub(lambda _: chapters_table(), source)
+    source = STEP_TABLE.sub(lambda _: step_table(), source)
     return CITATION.sub(lambda _: citation(), source)
 
 
@@ -279,7 +334,8 @@ def with_seconds(source: str, measured: float) -> str:
 def write_headers() -> None:
     """Write the line under the title of every page; the seconds stay (`run --write` measures them).
 
-    In the index, the short table of chapters and the citation too. All come out as Jupyter writes them.
+    In the index, the table of chapters, the way of a step and the citation too. All come out as Jupyter
+    writes them.
     """
     facts = page_facts()
     for path in [ROOT / "nbs/index.ipynb", *facts]:
