@@ -204,6 +204,11 @@ def test_the_sidebar_and_previous_and_next_follow_the_index():
     assert [name.split("/")[-1] for name in spine if "/more/" not in name][2:] == cores
     assert all(order[page][0] == before for before, page in zip(spine, spine[1:]))
     assert set(order) == {"index", navigation.START} | {navigation.docname(p) for p in pages.reading_order()}
+    assert order[navigation.START] == ("index", "nbs/01_floats")  # no tool comes between
+    outside = [
+        row.name for part, tops in navigation.parts() if not part.startswith("Part ") for row, _ in tops
+    ]
+    assert outside[0] == "learn" and outside[-1] == "support"
     before, after = order["nbs/more/10_adamw_more"]
     assert (before, after) == ("nbs/10_adamw", "nbs/11_schedule")
     tree = '<a class="reference internal" href="x.html">adamw: more (deeper)</a>'
