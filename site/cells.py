@@ -85,6 +85,7 @@ def relative(path: Path, folder: Path) -> str:
 def dress_code(cell, module: str | None, above: str) -> list:
     "The cells that stand for a code cell: itself, with a badge before it where it is exported."
     exported = "#| export" in cell.source
+    drawing = "#| code-fold: true" in cell.source or (has_picture(cell) and only_draws(cell.source))
     cell.source = DIRECTIVE.sub("", cell.source).strip("\n")
     if has_picture(cell):
         cell.metadata["mystnb"] = {"image": {"alt": alt_text(cell.source, above)}}
@@ -92,6 +93,8 @@ def dress_code(cell, module: str | None, above: str) -> list:
         fold(cell, "Imports of the module" if exported else "Imports", "hide-input")
     elif found := re.fullmatch(r"ex(\d+)-check", cell.id):
         fold(cell, f"The check of exercise {found[1]}", "hide-cell")
+    elif drawing:
+        fold(cell, "Code of the picture", "hide-input")
     elif exported and (names := defined_names(cell.source)):
         target = f"tinygpt.{module}.{names[0]}"
         badge = f"{{.badge}}\n{{py:obj}}`tinygpt.{module} <{target}>`"
@@ -109,6 +112,17 @@ def is_imports(source: str) -> bool:
     nodes = ast.parse(source).body
     kinds = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes]
     return sum(kinds) > len(nodes) / 2 and not defined_functions(nodes)
+
+
+DRAWS = re.compile(r"\bax\b|\baxe?s\b|\bfig\b|\bplt\.|^\s*[\])}]")
+
+
+def only_draws(source: str) -> bool:
+    "Eight lines or more, most of them matplotlib's, and nothing printed or checked: its picture says it all."
+    lines = source.splitlines()
+    if len(lines) < 8 or re.search(r"\bprint\(|^\s*assert\b", source, re.M):
+        return False
+    return sum(bool(DRAWS.search(line)) for line in lines) >= 0.6 * len(lines)
 
 
 def defined_functions(nodes) -> list:

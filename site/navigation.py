@@ -20,8 +20,17 @@ def chapters_of(rows) -> list[tuple[pages.Row, list[pages.Row]]]:
 
 
 def parts() -> list[tuple[str, list[tuple[pages.Row, list[pages.Row]]]]]:
+    """The parts as the index has them, but for the pages outside of them.
+
+    The index lists the tools first, because other pages import them; a reader needs them last. And the page
+    with the exercises comes before the pages about the program that judges them.
+    """
+    rows = pages.contents()
+    chapters = [row for row in rows if row.part.startswith("Part ")]
+    others = [row for row in rows if row not in chapters]
+    others.sort(key=lambda row: (not row.part.startswith("Appendix"), row.label == "reference"))
     return [
-        (title, chapters_of(list(rows))) for title, rows in groupby(pages.contents(), lambda row: row.part)
+        (part, chapters_of(list(found))) for part, found in groupby(chapters + others, lambda row: row.part)
     ]
 
 

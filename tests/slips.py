@@ -3038,13 +3038,6 @@ SLIPS = [
     ),
     Slip(
         "run.stage",
-        "stage_start",
-        'getattr(Options, "BEFORE", {}) | own',
-        "own",
-        "an older run goes on with a default that is of today",
-    ),
-    Slip(
-        "run.stage",
         "config_after",
         "config.model = replace(model.config)",
         "pass",

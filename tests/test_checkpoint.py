@@ -453,17 +453,6 @@ def add_settings(folder, **more):
     hash_again(folder, "model.json")
 
 
-def test_a_model_that_remembers_its_attention_loads_as_the_setting_was_of_an_earlier_version(tmp_path):
-    model, opt = build()
-    train(model, opt, 0, 2)
-    folder = save_checkpoint(tmp_path / "c", model, ByteTokenizer(), opt)
-    add_settings(folder, attn_impl="fused")
-    assert_same_weights(load_model(folder)[0], model)
-    other, opt = build(seed=3)
-    load_training_state(folder, other, opt)
-    assert_same_weights(other, model)
-
-
 # the best one
 
 

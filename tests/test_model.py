@@ -618,15 +618,8 @@ def test_the_configs_of_the_book_have_no_problems_and_survive_json(name):
     assert GPTConfig(**values) == GPTConfig.from_dict(values) == config
 
 
-def test_a_config_of_an_older_version_is_read_without_its_retired_fields():
-    values = asdict(CONFIGS["llama-gqa"]) | {"attn_impl": "triton"}
-    assert GPTConfig.from_dict(values) == CONFIGS["llama-gqa"]
-    assert "attn_impl" in values  # the dictionary is left as it is
-    assert GPTConfig.from_dict({"n_layer": 3}) == GPTConfig(n_layer=3)
-
-
 def test_settings_that_nobody_knows_are_refused_with_their_names_and_their_source():
-    values = asdict(CONFIGS["gpt2"]) | {"n_experts": 8, "gate": "top2", "attn_impl": "fused"}
+    values = asdict(CONFIGS["gpt2"]) | {"n_experts": 8, "gate": "top2"}
     with pytest.raises(UserError, match=r"model's config has settings .* know \(gate, n_experts\): use the"):
         GPTConfig.from_dict(values)
     with pytest.raises(UserError, match=r"^run/model.json has settings that this version"):

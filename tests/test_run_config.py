@@ -150,17 +150,6 @@ def test_the_runs_folder_is_its_name_in_the_place_for_runs(monkeypatch, tmp_path
     assert config.folder == tmp_path / "models" / "mine"
 
 
-def test_an_older_file_is_read_with_todays_names():
-    model = {"attn_impl": "tiled", "n_layer": 3}
-    old = {"data": {"data": "shakespeare", "packing": "stream"}, "model": model}
-    config = config_from_dict(old)
-    assert (config.data.source, config.data.packing, config.model.n_layer) == ("shakespeare", "concat", 3)
-    assert config.system.attention == "tiled"
-    assert config_from_dict({"model": {"attn_impl": "fused"}}).system.attention == "auto"
-    with pytest.raises(UserError, match="data.loader.typo"):
-        config_from_dict({"data": {"loader.typo": "stream"}})
-
-
 def test_triton_that_cannot_run_is_told_before_anything_is_written():
     config = preset("shakespeare-char-cpu")
     config.system.device, config.system.attention, config.model.dropout = "cpu", "triton", 0.2

@@ -93,17 +93,6 @@ def test_a_resumed_run_finds_both_kinds_of_settings_and_flags_change_single_ones
         options_of("--resume", run, "--overwrite")
 
 
-def test_a_run_from_before_an_option_goes_on_as_it_did_without_it(base, monkeypatch):
-    began = options_of(base, "--draws", 3)
-    settings = own_settings(began)
-    monkeypatch.setattr(Options, "BEFORE", dict(draws=1), raising=False)
-    for known, draws in ((settings, 3), ({k: v for k, v in settings.items() if k != "draws"}, 1)):
-        objective = Objective(command="tests.stage", settings=known)
-        run = train(began.train, progress="none", overwrite=True, objective=objective).run
-        assert options_of("--resume", run).draws == draws
-    assert options_of(base).draws == 8  # a new run has today's default
-
-
 def test_what_cannot_be_meant_is_one_sentence(base, tmp_path):
     for argv, told in (
         ([], "RUN is missing"),

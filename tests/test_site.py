@@ -74,6 +74,26 @@ def test_imports_and_checks_are_folded_and_the_stub_and_the_code_are_not():
     assert nb.cells[-1].metadata["mystnb"]["code_prompt_show"] == "The check of exercise 2"
 
 
+def test_code_that_only_draws_is_folded_and_code_that_counts_or_checks_is_not():
+    lines = ["fig, ax = plt.subplots()", *[f"ax.plot([{i}])" for i in range(7)], "plt.show()"]
+    drawing, counting = "\n".join(lines), "\n".join(["x = 1"] * 9 + lines)
+    sources = {
+        "drawing": drawing,
+        "checking": drawing + "\nassert ax.lines",
+        "printing": drawing + "\nprint(len(ax.lines))",
+        "counting": counting,
+        "short": "ax.plot([1])\nplt.show()",
+        "asked": "#| code-fold: true\n" + counting,
+        "quiet": drawing,
+    }
+    made = [new_code_cell(code, id=name, outputs=[PICTURE]) for name, code in sources.items()]
+    made[-1].outputs = []  # no picture comes out
+    nb = dressed(*made)
+    folded = {c.id for c in nb.cells if "hide-input" in c.metadata.get("tags", [])}
+    assert folded == {"drawing", "asked"}
+    assert all("code-fold" not in c.source for c in nb.cells)
+
+
 def test_the_head_of_a_page_has_its_facts_and_its_links():
     head = dressed().cells[0].source
     assert "{.page-facts}\nCore · 5 minutes to read" in head
@@ -210,6 +230,11 @@ def test_the_sidebar_and_previous_and_next_follow_the_index():
     assert [name.split("/")[-1] for name in spine if "/more/" not in name][2:] == cores
     assert all(order[page][0] == before for before, page in zip(spine, spine[1:]))
     assert set(order) == {"index", navigation.START} | {navigation.docname(p) for p in pages.reading_order()}
+    assert order[navigation.START] == ("index", "nbs/01_floats")  # no tool comes between
+    outside = [
+        row.name for part, tops in navigation.parts() if not part.startswith("Part ") for row, _ in tops
+    ]
+    assert outside[0] == "learn" and outside[-1] == "support"
     before, after = order["nbs/more/10_adamw_more"]
     assert (before, after) == ("nbs/10_adamw", "nbs/11_schedule")
     tree = '<a class="reference internal" href="x.html">adamw: more (deeper)</a>'

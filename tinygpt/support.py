@@ -18,7 +18,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -424,14 +423,6 @@ def _speaks() -> bool:
         return True
 
 
-def _take_over() -> None:
-    "From here on Ctrl-C is a KeyboardInterrupt; before, while all was imported, it ended the process."
-    import tinygpt
-
-    if signal.getsignal(signal.SIGINT) is tinygpt._interrupted:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def _steady_output() -> None:
     "Lines of stdout appear at once, and no character can stop the program."
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's stdout has no need of it
@@ -481,7 +472,6 @@ def command(
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
-        _take_over()
         _steady_output()
         argv = sys.argv[1:] if argv is None else list(argv)
         status, line = _run_to_status(main, argv)

@@ -186,7 +186,7 @@ def header_line(path: Path, fact: dict, seconds: int) -> str:
     if side:
         parts.append(f"its code uses {len(side)} side page{'s' * (len(side) > 1)} too, which can wait")
     if users:
-        parts.append(f"used in {links(users)}")
+        parts.append(f"used in {links(users) if len(users) <= 6 else f'{len(users)} chapters'}")
     parts.append(f"[open in Colab]({colab_link(path)})")
     return f"*{' · '.join(parts)}*"
 

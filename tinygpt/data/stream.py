@@ -90,9 +90,8 @@ class BatchMaker:
         "Without end: rows of this rank (n, block_size + 1) int64, the state after them, the costs so far."
         costs = Counter()
         lanes = {row: LANES[self.packing](state["rows"][row], self.length, costs) for row in self.mine}
-        before = state.get("dropped") or [0] * self.batch_size  # an older state does not say
         for row, lane in lanes.items():
-            lane.dropped = before[row]
+            lane.dropped = state["dropped"][row]
         self.first_epoch = state["at"][0]
         dealt = np.array(state["dealt"])
         chunk = state["chunk"]  # chunks are counted from the start of training
@@ -303,8 +302,6 @@ class StreamLoader:
         """
         for name, value in self.settings.items():
             before = state["settings"][name]
-            if name == "packing" and before == "stream":
-                before = "concat"  # its old name
             if before != value:
                 raise UserError(
                     f"resume: the loader was stopped with {name} = {before}, and now it is {value}: "
@@ -316,8 +313,7 @@ class StreamLoader:
                 "call state_dict on all ranks, or merge theirs with merge_states"
             )
         self.close()
-        unknown = [0] * len(state["rows"])  # an older state does not say what was dropped
-        self.state = {"dropped": unknown, **{k: v for k, v in state.items() if k != "settings"}}
+        self.state = {k: v for k, v in state.items() if k != "settings"}
 
     def close(self):
         "Stop the thread. The loader can be used again, and goes on where it was."

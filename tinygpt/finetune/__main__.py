@@ -9,7 +9,7 @@ __all__ = ['STEPS', 'ROWS', 'REPLAY', 'RATE_FACTOR', 'ELSEWHERE_RATE', 'finetune
 # %% ../../nbs/more/22_finetune_command.ipynb #imports
 import sys
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -71,7 +71,6 @@ class Options:
     """go on with the run in this folder, from its newest good checkpoint"""
     overwrite: bool = False
     """delete an earlier run of the same name"""
-    BEFORE: ClassVar = dict(document_mask=False)
 
 
 def parse_arguments(

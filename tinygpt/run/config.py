@@ -415,17 +415,6 @@ def check_memory(
         raise UserError(f"memory: {sizes}: {remedy}")
 
 # %% ../../nbs/more/19_run_config.ipynb #files
-def _todays(setting: str, value) -> tuple[str, object]:
-    "A setting of an older file by the name and the value that it has now."
-    if setting == "data.data":
-        return "data.source", value
-    if setting == "data.packing" and value == "stream":
-        return setting, "concat"
-    if setting == "model.attn_impl":
-        return "system.attention", "auto" if value == "fused" else value
-    return setting, value
-
-
 def config_from_dict(
     values: dict,  # nested, as `dataclasses.asdict` makes it; what is left out keeps its default
     base: TrainConfig | None = None,  # whose values are the defaults
@@ -436,14 +425,12 @@ def config_from_dict(
         if not (dataclasses.is_dataclass(getattr(config, group, None)) and isinstance(fields, dict)):
             unknown.append(group)
             continue
-        for field_name, old_value in fields.items():
-            setting, value = _todays(f"{group}.{field_name}", old_value)
-            place, _, name = setting.partition(".")
-            target = getattr(config, place)
+        target = getattr(config, group)
+        for name, value in fields.items():
             if name in {field.name for field in dataclasses.fields(target)}:
                 setattr(target, name, tuple(value) if isinstance(value, list) else value)
             else:
-                unknown.append(setting)
+                unknown.append(f"{group}.{name}")
     if unknown:
         raise UserError(f"config: there is no setting called {', '.join(unknown)}")
     return config

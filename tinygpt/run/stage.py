@@ -77,7 +77,7 @@ def _brought_back(kind, value):
 
 def stage_start(
     argv: list[str],
-    Options: type,  # of the command; its BEFORE: what older runs did that could not say it yet
+    Options: type,  # of the command
     make: Callable[[str], TrainConfig],  # the settings that a run of this model begins with
     command: str,  # "tinygpt.finetune"
 ) -> tuple:
@@ -94,7 +94,6 @@ def stage_start(
         hints, kept = get_type_hints(Options), kept_settings(folder, command)
         known = {field.name for field in fields(Options)} - {*COMMON}
         own = {name: _brought_back(hints[name], kept[name]) for name in kept if name in known}
-        own = getattr(Options, "BEFORE", {}) | own
         return Options(config, **own), flags
     if not place and not {"--help", "-h"} & set(flags):
         raise UserError("RUN is missing: name the model to begin with, such as runs/laptop")
