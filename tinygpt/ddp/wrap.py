@@ -276,14 +276,17 @@ def wrap_ddp(
 def wrap_fsdp(
     model: nn.Module,  # a GPT, on the device of `world`
     world: World,
-    **options,  # of `fully_shard`, such as mp_policy
+    dtype: torch.dtype | None = None,  # of autocast's products; None: of the weights
+    **options,  # of `fully_shard`, such as reshard_after_forward
 ) -> nn.Module:
     """FSDP2: each rank keeps 1/N of every parameter, gradient and optimizer state.
 
-    Changes `model`; make the optimizer after it.
+    Changes `model`; make the optimizer after it. The blocks' matrices and biases are gathered in `dtype`:
+    autocast would round them to it anyway, so training has the same bits. All else is gathered in float32,
+    and gradients are averaged in it. Where `dtype` is a short one, call the model under autocast only.
     """
     from torch.distributed.device_mesh import init_device_mesh  # these two take seconds to import
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     # fully_shard cuts up what it finds on each rank
     for tensor in (*model.parameters(), *model.buffers()):
@@ -291,9 +294,15 @@ def wrap_fsdp(
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     # torch's caches keep the mesh for ever, and the mesh its group: with the model that ends
     weakref.finalize(model, getattr(mesh, "_pg_registry", {}).clear)
+    # autocast does not round the norms: the root takes them, as all that is in no block
+    norms = nn.ModuleList(m for m in model.h.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm)))
+    short = MixedPrecisionPolicy(dtype, dtype and torch.float32, cast_forward_inputs=False)
     # a block's weights are gathered when its forward or backward begins, and dropped after
-    for block in (*model.h, model):
-        fully_shard(block, mesh=mesh, **options)
+    for block in model.h:
+        fully_shard(block, mesh=mesh, mp_policy=short, ignored_params={*norms.parameters()}, **options)
+    model.norms = norms  # the root finds them here; in the blocks it does not look
+    fully_shard(model, mesh=mesh, **options)
+    del model.norms
     return model
 
 # %% ../../nbs/13_ddp.ipynb #no-sync
