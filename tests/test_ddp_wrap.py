@@ -332,7 +332,7 @@ def test_weights_that_travel_in_bfloat16_change_no_bit_of_a_run_under_autocast(r
             assert difference(short[kind], long[kind]) == 0
             assert all(t.dtype == torch.float32 for t in short[kind].values())
         assert short["kept"] == long["kept"]
-        assert short["losses"] == pytest.approx(one["losses"], abs=1e-3)  # 2e-4 seen
+        assert short["losses"] == pytest.approx(one["losses"], abs=1e-3)  # 1e-4 seen
     gains = [t for name, t in short["weights"].items() if ".ln_" in name]
     assert gains and not any(torch.equal(t, t.bfloat16().float()) for t in gains), "they would show rounding"
 
