@@ -1561,6 +1561,20 @@ SLIPS = [
         "nullcontext()",
         "gradients synced in every micro-step (minimind)",
     ),
+    Slip(
+        "ddp.wrap",
+        "wrap_fsdp",
+        "dtype and torch.float32",
+        "None",
+        "gradients of weights that travel in bfloat16 are averaged in it",
+    ),
+    Slip(
+        "ddp.wrap",
+        "wrap_fsdp",
+        "cast_forward_inputs=False",
+        "cast_forward_inputs=True",
+        "the residual stream is rounded to bfloat16 before each block",
+    ),
     Slip("ddp.wrap", "settle_buckets", "ddp.zero_grad(set_to_none=True)", "pass", "leaves gradients behind"),
     Slip(
         "ddp.wrap",
@@ -2252,6 +2266,13 @@ SLIPS = [
         "return count / self.world.world_size",
         "return count",
         "divided by the targets of all ranks, and averaged once more",
+    ),
+    Slip(
+        "run.parallel",
+        "FSDP._on_first",
+        "if self.world.is_main:",
+        "if True:",
+        "every rank keeps the whole for a checkpoint that rank 0 writes",
     ),
     Slip(
         "run.parallel",

@@ -29,9 +29,11 @@ from tinygpt.ddp.wrap import (
     wrap_fsdp,
 )
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.support import UserError
+from tinygpt.support import UserError, peak_bytes
 
 CONFIG = dict(vocab_size=64, block_size=16, n_layer=2, n_head=2, n_embd=32)
+LLAMA = CONFIG | dict(position="rope", norm="rmsnorm", mlp="swiglu", bias=False, tie_weights=False)
+DEEP = CONFIG | dict(n_layer=6, n_embd=128)
 OURS = {
     "after": AfterBackward,
     "overlapped": Overlapped,
@@ -155,6 +157,21 @@ def resumed(world, settle):
     return max((straight[name] - again[name]).abs().max().item() for name in straight)
 
 
+def held_by_a_forward(world, dtype):
+    "Peak bytes of a forward under autocast, which keeps what its backward needs."
+    model = wrap_fsdp(GPT(GPTConfig(**DEEP)), world, dtype)
+    x = torch.randint(64, (1, 16))
+    losses = []
+
+    def forward():
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(model(x, x)[1])
+
+    forward()
+    losses.pop().backward()
+    return peak_bytes(forward)
+
+
 def everything(world):
     found = {name: against_the_whole_batch(world, wrap) for name, wrap in ALL.items()}
     found["collectives"] = show_collectives(world)
@@ -163,9 +180,14 @@ def everything(world):
             found[f"50 {how}"] = train_together(world, how, CONFIG, steps=50, micro_batch_size=2)
         found["ddp 64"] = train_together(world, "ddp", CONFIG, dtype=torch.float64, micro_batch_size=2)
         found["fsdp 64"] = train_together(world, "fsdp", CONFIG, dtype=torch.float64, micro_batch_size=2)
+        for name, config in (("gpt2", CONFIG), ("llama", LLAMA)):
+            for how in ("fsdp", "fsdp bf16"):
+                run = dict(steps=8, micro_batch_size=2, autocast=True)
+                found[f"{name}, {how}"] = train_together(world, how, config, **run)
     if world.world_size == 2:
         for wrap in ("after", "overlapped", "buckets"):
             found[f"timeline {wrap}"] = train_together(world, wrap, CONFIG, steps=1)
+        found["held"] = [held_by_a_forward(world, dtype) for dtype in (None, torch.bfloat16)]
         for sync in ("last", "every", "flag"):
             found[sync] = train_together(world, "ddp", CONFIG, micro_batch_size=2, sync=sync)
     if world.world_size == 3:
@@ -295,6 +317,42 @@ def test_fsdp_keeps_a_part_and_ddp_keeps_all(results, alone, n):
         assert results[n][0]["50 ddp"]["kept"][kind] == total
         parts = [results[n][rank]["50 fsdp"]["kept"][kind] for rank in range(n)]
         assert sum(parts) == total and max(parts) < 1.2 * total / n
+
+
+@pytest.mark.parametrize("name, config", [("gpt2", CONFIG), ("llama", LLAMA)])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_weights_that_travel_in_bfloat16_change_no_bit_of_a_run_under_autocast(results, n, name, config):
+    one = train_together(World(), "alone", config, steps=8, micro_batch_size=2, autocast=True)
+    exact = train_together(World(), "alone", config, steps=8)
+    assert one["losses"] != exact["losses"], "autocast is on"
+    for rank in range(n):
+        long, short = (results[n][rank][f"{name}, {how}"] for how in ("fsdp", "fsdp bf16"))
+        assert short["losses"] == long["losses"]
+        for kind in ("weights", "grads"):
+            assert difference(short[kind], long[kind]) == 0
+            assert all(t.dtype == torch.float32 for t in short[kind].values())
+        assert short["kept"] == long["kept"]
+        assert short["losses"] == pytest.approx(one["losses"], abs=1e-3)  # 1e-4 seen
+    gains = [t for name, t in short["weights"].items() if ".ln_" in name]
+    assert gains and not any(torch.equal(t, t.bfloat16().float()) for t in gains), "they would show rounding"
+
+
+def test_only_the_blocks_matrices_travel_in_bfloat16_and_gradients_do_not(results):
+    for name in ("gpt2", "llama"):
+        long, short = (results[2][0][f"{name}, {how}"] for how in ("fsdp", "fsdp bf16"))
+        assert short["calls"] == long["calls"]
+        linear = [t for key, t in short["weights"].items() if ".attn." in key or ".mlp." in key]
+        saved = 3 * 2 * sum(2 * t.numel() for t in linear)  # 3 micro-steps, forward and backward
+        assert long["bytes"]["allgather_base"] - short["bytes"]["allgather_base"] == saved
+        assert short["bytes"]["reduce_scatter_base"] == 4 * sum(t.numel() for t in short["weights"].values())
+
+
+def test_a_forward_keeps_no_rounded_copy_of_weights_that_come_rounded(results):
+    "Else autocast keeps one of all blocks for the backward, and what is spread is there as a whole."
+    blocks = sum(p.numel() for p in GPT(GPTConfig(**DEEP)).h.parameters())
+    for rank in range(2):
+        long, short = results[2][rank]["held"]
+        assert long - short > 0.8 * 2 * blocks
 
 
 def test_a_flag_that_is_set_between_forward_and_backward_lets_the_ranks_drift_apart(results, alone):

@@ -179,6 +179,12 @@ def test_what_is_spread_over_processes_needs_less_of_each():
     assert least_memory(config) < one - 4e9  # the logits of 32 rows
 
 
+def test_a_model_that_is_spread_over_many_still_has_to_fit_as_a_whole_when_it_is_made():
+    config = preset("gpt2")
+    config.system.parallel, config.data.batch_size = "fsdp", 1024
+    assert least_memory(config, world_size=1024) == least_memory(config, training=False)
+
+
 def test_a_model_that_cannot_fit_is_refused_with_both_numbers():
     config, device = preset("laptop"), torch.device("cpu")
     there = machine_memory(device)

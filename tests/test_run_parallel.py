@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from events import LAST_RESORT, wait_until
+from safetensors.torch import load_file
 from two_hosts import TwoHosts, why_not
 
 import tinygpt.accumulate as accumulate_module
@@ -27,10 +28,10 @@ from tinygpt.ddp.watchdog import Watchdog
 from tinygpt.ddp.world import World, run_processes
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.precision import Policy
-from tinygpt.run.parallel import Single, Zero, any_rank, choose_parallel, on_all, on_first
+from tinygpt.run.parallel import FSDP, Single, Zero, any_rank, choose_parallel, on_all, on_first
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
-from tinygpt.support import UserError
+from tinygpt.support import UserError, peak_bytes
 from tinygpt.train import train
 
 SAVING = {
@@ -180,6 +181,85 @@ def test_in_bfloat16_too_several_processes_give_the_losses_of_one(place, alone):
     )
     assert short != alone["muon"][0][:12], "it was another format"
     assert one == pytest.approx(short, abs=5e-3)  # its rounding: 2**-9 of each number in a product
+
+
+def in_bfloat16(folder, words, name, parallel):
+    "Settings of a run that saves in its middle, writes samples, and validates."
+    config = make_config(folder, words, name, "adamw", parallel, steps=12)
+    config.system.dtype = "bfloat16"
+    config.eval = replace(config.eval, save_every=6, eval_every=6)
+    return config
+
+
+def spread_in_bfloat16(world, folder, words):
+    "Losses of runs with DDP and FSDP; of both that go on from the other's checkpoint, and from their own."
+    begun = {}
+    for way in ("ddp", "fsdp"):
+        result = train(in_bfloat16(folder, words, f"begun-{way}", way), progress="none")
+        begun[way] = result.losses, result.val.loss, weights(result.model)
+    gone_on = {}
+    for first, then in (("fsdp", "ddp"), ("ddp", "fsdp"), ("fsdp", "fsdp")):
+        config = in_bfloat16(folder, words, f"{first}-then-{then}", then)
+        if world.is_main:
+            shutil.copytree(folder / f"begun-{first}", config.folder)
+            shutil.rmtree(checkpoints(config.folder)[-1])
+        on_all(world, lambda: None)
+        result = train(config, resume=True, progress="none")
+        gone_on[first, then] = result.losses, weights(result.model)
+    return begun, gone_on
+
+
+@pytest.mark.slow
+def test_a_run_in_bfloat16_is_the_same_where_the_weights_are_spread_and_goes_on_in_any_way(place):
+    folder, words = place
+    one = train(in_bfloat16(folder, words, "one", "auto"), progress="none")
+    ranks = run_processes(spread_in_bfloat16, 2, folder, words, timeout=1000)
+    for begun, gone_on in ranks:
+        losses, val, model = begun["fsdp"]
+        assert losses == pytest.approx(one.losses, abs=5e-3) == begun["ddp"][0]
+        assert val == pytest.approx(one.val.loss, abs=5e-3)
+        for way, (later, _) in gone_on.items():
+            assert later == pytest.approx(losses[6:], abs=5e-3), way
+        later, same = gone_on["fsdp", "fsdp"]
+        assert later == losses[6:] and all(torch.equal(same[name], model[name]) for name in model)
+    saved = load_file(checkpoints(folder / "begun-fsdp")[-1] / "model.safetensors")
+    assert saved.keys() == model.keys() and {t.dtype for t in saved.values()} == {torch.float32}
+    assert any(not torch.equal(t, t.bfloat16().float()) for t in saved.values())
+    assert (folder / "begun-fsdp/samples.txt").read_text().count("--- step") == 2
+    config = in_bfloat16(folder, words, "fsdp-then-one", "auto")
+    shutil.copytree(folder / "begun-fsdp", config.folder)
+    shutil.rmtree(checkpoints(config.folder)[-1])
+    assert train(config, resume=True, progress="none").losses == pytest.approx(one.losses[6:], abs=5e-3)
+
+
+def whole_on_first(world, config):
+    "What a rank has when weights and optimizer state are brought together, and the most it had meanwhile."
+    torch.manual_seed(0)
+    way = FSDP(GPT(config.model), world)
+    way.make_optimizer(config)
+    x = torch.zeros(1, 16, dtype=torch.int64)
+    for _ in range(2):
+        way.module(x, x)[1].backward()
+        way.optimizer.step()
+        way.optimizer.zero_grad()
+    found = {}
+    peak = peak_bytes(lambda: found.update(weights=way.weights(), state=way.optimizer_state()))
+    names = [name for name, _ in way.model.named_parameters()]
+    parts = [getattr(p, "full_tensor", p.clone)().detach() for p in way.model.parameters()]
+    return found, dict(zip(names, parts)), peak
+
+
+def test_only_rank_0_has_whole_weights_and_states_for_a_checkpoint(place):
+    config = make_config(*place, "first", "adamw", "fsdp")
+    config.model.n_layer = 8
+    (first, model, peak), (second, _, other_peak) = run_processes(whole_on_first, 2, config, timeout=1000)
+    assert first["weights"].keys() == model.keys()
+    assert all(torch.equal(first["weights"][name], t) for name, t in model.items())
+    states = first["state"]["state"].values()
+    assert sorted(s["exp_avg"].shape for s in states) == sorted(t.shape for t in model.values())
+    assert second["weights"] == {} and not any(second["state"]["state"].values())
+    whole = 3 * sum(t.nbytes for t in model.values())
+    assert peak > 0.9 * whole and other_peak < whole / 4  # a tensor or two, as they come
 
 
 def run_and_resume(world, folder, words, ways):
@@ -400,6 +480,15 @@ def test_a_chunked_loss_is_refused_where_the_weights_are_spread(place):
     config = make_config(*place, "chunks", "adamw", "fsdp")
     config.system.loss_chunk = 64
     assert any("fsdp does not go with loss_chunk" in p for p in config.problems())
+
+
+def test_float16_that_auto_takes_is_refused_where_the_weights_are_spread(place, monkeypatch):
+    config = make_config(*place, "auto", "adamw", "fsdp")
+    config.system.dtype = "auto"
+    assert not any("float16" in p for p in config.problems())
+    policy = Policy(torch.device("cpu"), torch.float16, "as on a GPU without bfloat16", scaler=True)
+    monkeypatch.setattr("tinygpt.run.config.choose_policy", lambda *_: policy)
+    assert any("fsdp does not go with dtype = float16" in p for p in config.problems())
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class Step:
         if checkpoint:
             checkpoint_blocks(self.model)
         Way, _ = choose_parallel(parallel, world)
-        self.way = way = Way(self.model, world, loss_chunk)
+        self.way = way = Way(self.model, world, loss_chunk, self.policy.dtype)
         config = preset("gpt2")
         config.optim = replace(config.optim, adamw=adamw, optimizer=optimizer)
         config.system = replace(config.system, device=device, dtype=dtype)

@@ -276,14 +276,17 @@ def wrap_ddp(
 def wrap_fsdp(
     model: nn.Module,  # a GPT, on the device of `world`
     world: World,
-    **options,  # of `fully_shard`, such as mp_policy
+    dtype: torch.dtype | None = None,  # of autocast's products; None: of the weights
+    **options,  # of `fully_shard`, such as reshard_after_forward
 ) -> nn.Module:
     """FSDP2: each rank keeps 1/N of every parameter, gradient and optimizer state.
 
-    Changes `model`; make the optimizer after it.
+    Changes `model`; make the optimizer after it. The blocks' linear layers are gathered in `dtype`: autocast
+    rounds them to it anyway, so no bit changes. The rest, and all gradients, travel in float32. With a short
+    `dtype` call the model under autocast only.
     """
     from torch.distributed.device_mesh import init_device_mesh  # these two take seconds to import
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     # fully_shard cuts up what it finds on each rank
     for tensor in (*model.parameters(), *model.buffers()):
@@ -291,9 +294,14 @@ def wrap_fsdp(
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     # torch's caches keep the mesh for ever, and the mesh its group: with the model that ends
     weakref.finalize(model, getattr(mesh, "_pg_registry", {}).clear)
+    # autocast does not round norms: they go with the root, which finds them here (it looks into no block)
+    model.norms = nn.ModuleList(m for m in model.h.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm)))
+    short = MixedPrecisionPolicy(dtype, dtype and torch.float32, cast_forward_inputs=False)
     # a block's weights are gathered when its forward or backward begins, and dropped after
-    for block in (*model.h, model):
-        fully_shard(block, mesh=mesh, **options)
+    for block in model.h:
+        fully_shard(block, mesh=mesh, mp_policy=short, ignored_params={*model.norms.parameters()}, **options)
+    fully_shard(model, mesh=mesh, **options)
+    del model.norms
     return model
 
 # %% ../../nbs/13_ddp.ipynb #no-sync
@@ -340,6 +348,7 @@ WRAPS = {
     "buckets": lambda model, world: Bucketed(model, bucket_mb=0.25),
     "ddp": partial(wrap_ddp, bucket_mb=0.25),
     "fsdp": wrap_fsdp,
+    "fsdp bf16": partial(wrap_fsdp, dtype=torch.bfloat16),
 }
 
 
@@ -351,7 +360,8 @@ def train_together(
     rows: int = 12,  # in the whole batch
     micro_batch_size: int | None = None,  # rows per micro-step of a rank
     sync: str = "last",  # in the last micro-step; "every": in every one; "flag": by `_FlagTooLate`
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,  # of the weights
+    autocast: bool = False,  # products in bfloat16
 ) -> dict:
     "For this chapter's lesson: train a GPT on random tokens; losses, weights, what was sent and kept."
     torch.manual_seed(world.rank)  # each rank begins with other weights: wrapping must make them equal
@@ -362,6 +372,7 @@ def train_together(
     share = rows * config["block_size"] / world.world_size
     keep_here = partial(no_sync, model) if sync == "last" else nullcontext
     options = dict(micro_batch_size=micro_batch_size, total=share, no_sync=keep_here, clip=1.0)
+    options["autocast"] = partial(torch.autocast, world.device.type, torch.bfloat16, autocast)
     generator = torch.Generator().manual_seed(0)
     losses, seconds = [], []
     for _ in range(steps):

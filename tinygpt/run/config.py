@@ -271,6 +271,11 @@ def _system_problems(config) -> Iterator[str]:
     for package, wanted in (("tensorboard", run.tensorboard), ("wandb", run.wandb)):
         if wanted and find_spec(package) is None:
             yield f"{package} = {wanted}, but it is not installed: pip install {package}"
+    try:
+        policy = choose_policy(system.device, system.dtype)
+    except UserError as error:
+        policy = None
+        yield str(error)
     if system.parallel == "fsdp":
         against = {  # setting -> (whether it is asked for, why it does not go with fsdp, what does)
             "optimizer = muon": (
@@ -282,19 +287,14 @@ def _system_problems(config) -> Iterator[str]:
                 "the head's weights are spread when the loss asks for them; take --parallel zero or ddp",
             ),
             "dtype = float16": (
-                system.dtype == "float16",
+                system.dtype == "float16" or policy is not None and policy.scaler,  # what auto takes
                 "the loss scaler does not know sharded gradients; take bfloat16, or --parallel ddp",
             ),
         }
         for setting, (asked, why) in against.items():
             if asked:
                 yield f"parallel = fsdp does not go with {setting}: {why}"
-    try:
-        policy = choose_policy(system.device, system.dtype)
-    except UserError as error:
-        yield str(error)
-        return
-    if system.attention == "triton":
+    if policy is not None and system.attention == "triton":
         if config.model.dropout:
             yield "attention = triton does not go with dropout: its kernels have none; take auto or tiled"
         if problem := triton_problem(policy.device):
@@ -383,9 +383,9 @@ def least_memory(
     pass, and its logits. The prediction of what it really takes is `measure.memory`'s.
     """
     m, d, system = config.model, config.data, config.system
-    weights = 4 * sum(param_counts(m).values())
+    whole = weights = 4 * sum(param_counts(m).values())
     if not training:
-        return weights
+        return whole
     state = weights + state_bytes(m, config.optim.optimizer)  # with the gradients
     if system.parallel in ("zero", "fsdp"):
         state //= world_size
@@ -395,7 +395,8 @@ def least_memory(
     tokens = min(rows, d.micro_batch_size or rows) * m.block_size
     kept = 4 * m.n_embd * m.n_layer * tokens
     logits = 4 * m.vocab_size * min(tokens, system.loss_chunk or tokens)
-    return weights + state + 16 * rows * m.block_size + kept + logits
+    needed = weights + state + 16 * rows * m.block_size + kept + logits
+    return max(whole, needed)  # each process makes the whole model, before it is spread
 
 
 def check_memory(

@@ -307,7 +307,7 @@ class Judge:
         run, e = self.run, self.run.config.eval
         if self.last and not math.isfinite(self.last.loss):
             return ""  # no probabilities to draw from
-        with self.log.pause():
+        with self.log.pause(), run.parallel.drawing():
             pieces = stream_text(
                 run.model, run.data.tokenizer, e.prompt, e.sample_tokens, seed=run.config.run.seed
             )

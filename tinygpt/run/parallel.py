@@ -8,6 +8,7 @@ __all__ = ['on_all', 'on_first', 'any_rank', 'optimizer_groups', 'products_dtype
 
 # %% ../../nbs/more/19_run_parallel.ipynb #imports
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -107,8 +108,9 @@ class Single:
         model: GPT,
         world: World,
         loss_chunk: int = 0,  # tokens whose logits are there at one time; 0: all
+        dtype: torch.dtype = torch.float32,  # of the products: the policy's
     ):
-        self.model, self.world = model, world
+        self.model, self.world, self.dtype = model, world, dtype
         # what a training step calls
         self.module = self.wrap(ChunkedLossGPT(model, loss_chunk) if loss_chunk else model)
 
@@ -125,6 +127,10 @@ class Single:
     def no_sync(self):
         "A context for the micro-steps but the last: gradients stay where they are."
         return no_sync(self.module)
+
+    def drawing(self):
+        "A context in which samples are drawn from the model: its products in the format of the weights."
+        return nullcontext()
 
     def share_of_targets(
         self,
@@ -156,7 +162,7 @@ class Single:
         return clip_gradients(self.model.parameters(), max_norm)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        "The whole weights; all ranks call it."
+        "The whole weights, on rank 0 at least; all ranks call it."
         return self.model.state_dict()
 
     def optimizer_state(self) -> dict:
@@ -212,21 +218,38 @@ class Zero(Single):
 class FSDP(Single):
     """ZeRO-3, torch's FSDP2 (chapter 13).
 
-    Weights are spread too, and come together block by block when they are needed.
+    Weights are spread too, and come together block by block when they are needed, in the products' format.
     """
 
     name = "fsdp"
 
     def wrap(self, model):
-        return wrap_fsdp(model, self.world)
+        return wrap_fsdp(model, self.world, self.dtype)
+
+    def drawing(self):
+        "The blocks' weights come in the products' format, and only autocast multiplies them with float32."
+        short = self.dtype != torch.float32
+        return torch.autocast(self.world.device.type, dtype=self.dtype, enabled=short)
 
     def weights(self):
-        return {name: _whole(t) for name, t in self.model.state_dict().items()}
+        return self._on_first(self.model.state_dict())
 
     def optimizer_state(self):
         state = self.optimizer.state_dict()
-        whole = {i: {key: _whole(t) for key, t in entry.items()} for i, entry in state["state"].items()}
-        return state | {"state": whole}
+        return state | {"state": {i: self._on_first(entry) for i, entry in state["state"].items()}}
+
+    def _on_first(self, tensors: dict) -> dict:
+        """The whole tensors on rank 0's CPU; on the other ranks an empty dictionary.
+
+        They bring their parts, and drop each whole tensor before the next one comes.
+        """
+        kept = {}
+        for name, value in tensors.items():
+            if hasattr(value, "full_tensor"):
+                value = value.full_tensor()
+            if self.world.is_main:
+                kept[name] = value.cpu() if torch.is_tensor(value) else value
+        return kept
 
     def load_optimizer_state(self, state):
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -234,11 +257,6 @@ class FSDP(Single):
         for i, entry in state["state"].items():
             parts[i] = {key: _spread(t, params[i]) for key, t in entry.items()}
         super().load_optimizer_state(state | {"state": parts})
-
-
-def _whole(value):
-    "The whole tensor, on the CPU, where it is spread over the ranks."
-    return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
 
 
 def _spread(value, p):

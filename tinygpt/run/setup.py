@@ -429,7 +429,7 @@ def equip_run(
     Parallel, run.parallel_line = choose_parallel(system.parallel, world)
     if system.checkpoint_activations:
         checkpoint_blocks(run.model)
-    run.parallel = Parallel(run.model, world, system.loss_chunk)
+    run.parallel = Parallel(run.model, world, system.loss_chunk, run.policy.dtype)
     run.optimizer_line = run.parallel.make_optimizer(run.config)
     run.top_rates = [group["lr"] for group in run.parallel.optimizer.param_groups]
     run.schedule = make_schedule(o.schedule, o.max_steps, o.warmup_steps, o.final_lr, o.cooldown)
