@@ -636,3 +636,15 @@ def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path):
     for rank in (2, 0, 1):
         load_training_state(tmp_path / "c", model, opt, rank=rank, world_size=3)
         assert torch.equal(torch.rand(3), expected[rank])
+
+
+def test_a_loss_that_is_not_finite_leaves_a_state_that_is_json_and_is_no_candidate_for_best(tmp_path):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    for step, loss in ((1, 2.0), (2, float("nan")), (3, float("-inf"))):
+        folder = tmp_path / f"checkpoints/step_{step:06d}"
+        save_checkpoint(folder, build()[0], ByteTokenizer(), state=dict(step=step, val_loss=loss))
+        state = json.loads((folder / "state.json").read_text(), parse_constant=refuse)
+        assert state["val_loss"] == (loss if step == 1 else None)
+    assert [p.name for p in rank_by_loss(tmp_path)] == ["step_000001"]

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from .data.tokens import sha256_file
 from .model import GPT, GPTConfig
 from .model_hf import check_size, check_weights, read_pickle
-from .support import UserError, atomic_path, read_json
+from .support import UserError, atomic_path, finite, read_json
 from .tokenizer import Tokenizer
 
 # %% ../nbs/16_checkpoint.ipynb #rng
@@ -164,7 +164,7 @@ def save_checkpoint(
         tokenizer.save(tmp / "tokenizer.json")
         if optimizer is not None:
             torch.save(optimizer, tmp / "optimizer.pt")
-        (tmp / "state.json").write_text(json.dumps(state, indent=2))
+        (tmp / "state.json").write_text(json.dumps(finite(state), indent=2))
         shutil.copymode(tmp / "state.json", tmp / "model.safetensors")  # else unreadable to others
         manifest = {f.name: sha256_file(f) for f in sorted(tmp.iterdir())}
         (tmp / "manifest.json").write_text(json.dumps(manifest, indent=2))
