@@ -1824,7 +1824,7 @@ SLIPS = [
     Slip(
         "checkpoint",
         "verify_checkpoint",
-        "sha256_file(folder / name) != digest",
+        "digest_of(folder / name) != digest",
         "not (folder / name).stat().st_size",
         "hashes are not compared",
     ),
@@ -1834,6 +1834,13 @@ SLIPS = [
         "sorted(losses, key=losses.get)",
         "list(losses)[::-1]",
         "the best is the last one saved (nanoGPT)",
+    ),
+    Slip(
+        "checkpoint",
+        "rank_by_loss",
+        '("state.json", "val_loss.json")',
+        '("state.json",)',
+        "the checkpoint of a stopped run is never the best",
     ),
     Slip(
         "checkpoint",
