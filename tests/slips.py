@@ -2562,9 +2562,16 @@ SLIPS = [
     Slip(
         "finetune.template",
         "render",
-        'mask += [False, *([message["role"] == "assistant"] * len(written))]',
-        'mask += [message["role"] == "assistant"] * (1 + len(written))',
+        "mask += [False, *([answered] * len(written))]",
+        "mask += [answered] * (1 + len(written))",
         "the model learns to write the role's token",
+    ),
+    Slip(
+        "finetune.template",
+        "render",
+        'and message.get("weight") != 0',
+        "",
+        "an answer that is not to be trained on is",
     ),
     Slip(
         "finetune.template",
