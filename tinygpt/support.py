@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PALETTE', 'UserError', 'file_problem', 'read_json', 'finite', 'atomic_path', 'hold_lock', 'cache_dir', 'Timing',
            'synchronize', 'measure_time', 'peak_bytes', 'plot_style', 't_share', 't_quantile', 'interval', 'Optimizer',
-           'TorchAdamW', 'gpu_record', 'check_exercise', 'command', 'parse_options']
+           'TorchAdamW', 'gpu_record', 'check_exercise', 'check_alone', 'command', 'parse_options']
 
 # %% ../nbs/more/00_support.ipynb #imports
 import dataclasses
@@ -425,6 +425,12 @@ def _is_stub(fn) -> bool:
     return names_nothing and only_blank_constants and same_instructions
 
 # %% ../nbs/more/00_support.ipynb #command
+def check_alone(name: str) -> None:
+    "UserError where torchrun started several processes for a command that one does alone."
+    if os.environ.get("RANK", "").isdigit() and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError(f"{name} is the work of one process: give the command without torchrun")
+
+
 def _speaks() -> bool:
     "Whether this process may print: of several ranks only rank 0. A RANK that cannot be silences nobody."
     try:
