@@ -219,7 +219,7 @@ class Log:
 
 # %% ../../nbs/more/19_run_loop.ipynb #step
 class Stepper:
-    "Makes one optimizer step of a run. Reads nothing back from the device, but two numbers with zero."
+    "Makes one optimizer step of a run. Reads nothing back from the device, but one number with zero."
 
     def __init__(
         self,
