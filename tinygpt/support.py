@@ -194,6 +194,8 @@ def measure_time(
     warmup: int = 2,  # runs before those, not counted
 ) -> Timing:
     "Median, minimum and maximum of the wall-clock seconds that `fn()` takes."
+    if repeats < 1:
+        raise UserError(f"repeats = {repeats} measures nothing: give 1 or more")
     for _ in range(warmup):
         fn()
     seconds = []
@@ -307,6 +309,10 @@ def t_quantile(
     freedom: int,  # degrees of freedom, 1 or more
 ) -> float:
     "The quantile of Student's t, by bisection of `t_share`; beyond 10,000 degrees the normal one."
+    if not (0.5 < p < 1 and freedom >= 1):  # beyond these the search below has no end
+        raise UserError(
+            f"no quantile for p = {p} and {freedom} degrees of freedom: 0.5 < p < 1, and 1 or more"
+        )
     if freedom > 10_000:
         return statistics.NormalDist().inv_cdf(p)
     low, high = 0.0, 1.0
@@ -327,6 +333,10 @@ def interval(
 ) -> tuple[float, float]:
     "(mean, half the width of Student's interval around it)."
     values = list(values)
+    if len(values) < 2 or not 0 < level < 1:
+        raise UserError(
+            f"no interval of level {level} from {len(values)} values: 0 < level < 1, and 2 or more"
+        )
     error = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.mean(values), t_quantile(0.5 + level / 2, len(values) - 1) * error
 

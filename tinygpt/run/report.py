@@ -264,6 +264,8 @@ def smooth(
 
     A value that is not finite leaves it as it was.
     """
+    if not 0 <= weight < 1:
+        raise UserError(f"weight = {weight} of the past: give 0 or more, below 1")
     mean, seen, out = 0.0, 0, []
     for value in values:
         if math.isfinite(value):
