@@ -1838,7 +1838,7 @@ SLIPS = [
     Slip(
         "checkpoint",
         "verify_checkpoint",
-        "sha256_file(folder / name) != digest",
+        "digest_of(folder / name) != digest",
         "not (folder / name).stat().st_size",
         "hashes are not compared",
     ),
@@ -1848,6 +1848,13 @@ SLIPS = [
         "sorted(losses, key=losses.get)",
         "list(losses)[::-1]",
         "the best is the last one saved (nanoGPT)",
+    ),
+    Slip(
+        "checkpoint",
+        "rank_by_loss",
+        '("state.json", "val_loss.json")',
+        '("state.json",)',
+        "the checkpoint of a stopped run is never the best",
     ),
     Slip(
         "checkpoint",
@@ -2576,9 +2583,16 @@ SLIPS = [
     Slip(
         "finetune.template",
         "render",
-        'mask += [False, *([message["role"] == "assistant"] * len(written))]',
-        'mask += [message["role"] == "assistant"] * (1 + len(written))',
+        "mask += [False, *([answered] * len(written))]",
+        "mask += [answered] * (1 + len(written))",
         "the model learns to write the role's token",
+    ),
+    Slip(
+        "finetune.template",
+        "render",
+        'and message.get("weight") != 0',
+        "",
+        "an answer that is not to be trained on is",
     ),
     Slip(
         "finetune.template",

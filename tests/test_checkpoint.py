@@ -548,11 +548,41 @@ def test_no_more_is_verified_than_stays(run, monkeypatch):
 
     seen = []
     real = module.verify_checkpoint
-    monkeypatch.setattr(module, "verify_checkpoint", lambda folder: seen.append(folder.name) or real(folder))
+    monkeypatch.setattr(module, "verify_checkpoint", lambda f, *how: seen.append(f.name) or real(f, *how))
     prune(run, 3)
     assert seen == []  # nothing to remove
     prune(run, 1)
     assert seen == ["step_000003"]
+
+
+def test_a_run_that_saves_often_reads_each_checkpoint_once_and_a_changed_one_again(tmp_path, monkeypatch):
+    import tinygpt.data.tokens as module
+
+    seen = []
+    real = module.sha256_file
+    for place in (module, checkpoint_module):
+        monkeypatch.setattr(place, "sha256_file", lambda path: seen.append(path) or real(path))
+    for step in range(1, 9):
+        state = {"val_loss": abs(step - 3.5)}
+        save_checkpoint(tmp_path / f"checkpoints/step_{step}", build()[0], ByteTokenizer(), state=state)
+        prune(tmp_path, 2)
+    assert steps(tmp_path) == [3, 7, 8]
+    assert len(seen) == len(set(seen)) > 0
+    hurt(tmp_path / "checkpoints/step_8")
+    assert steps(tmp_path) == [3, 7, 8] and len(prune(tmp_path, 1)) == 3  # the damaged newest one stays
+    assert {path.parent.name for path in seen if seen.count(path) > 1} == {"step_8"}
+
+
+def test_a_loss_that_was_learned_after_saving_counts_as_one_that_was_saved(tmp_path):
+    for step, loss in ((1, 2.0), (2, None), (3, 1.5)):
+        folder = tmp_path / f"checkpoints/step_{step}"
+        save_checkpoint(folder, build()[0], ByteTokenizer(), state=dict(val_loss=loss))
+    assert [p.name for p in rank_by_loss(tmp_path)] == ["step_3", "step_1"]
+    (tmp_path / "checkpoints/step_2/val_loss.json").write_text('{"val_loss": 1.0}')
+    assert [p.name for p in rank_by_loss(tmp_path)] == ["step_2", "step_3", "step_1"]
+    assert find_checkpoint(tmp_path, best=True).name == "step_2"
+    (tmp_path / "checkpoints/step_2/val_loss.json").write_text('{"val_')  # killed while it was written
+    assert find_checkpoint(tmp_path, best=True).name == "step_3"
 
 
 def test_a_damaged_best_one_gives_way_to_the_next_best(losses):
@@ -625,3 +655,17 @@ def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path):
     for rank in (2, 0, 1):
         load_training_state(tmp_path / "c", model, opt, rank=rank, world_size=3)
         assert torch.equal(torch.rand(3), expected[rank])
+
+
+def test_a_loss_that_is_not_finite_leaves_a_state_that_is_json_and_is_no_candidate_for_best(tmp_path):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    for step, loss in ((1, 2.0), (2, float("nan")), (3, float("-inf"))):
+        folder = tmp_path / f"checkpoints/step_{step:06d}"
+        save_checkpoint(folder, build()[0], ByteTokenizer(), state=dict(step=step, val_loss=loss))
+        state = json.loads((folder / "state.json").read_text(), parse_constant=refuse)
+        assert state["val_loss"] == (loss if step == 1 else None)
+        if step == 2:  # as older versions wrote it
+            (folder / "state.json").write_text('{"val_loss": NaN}')
+    assert [p.name for p in rank_by_loss(tmp_path)] == ["step_000001"]

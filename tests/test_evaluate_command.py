@@ -209,7 +209,9 @@ def test_a_result_replaces_the_earlier_answer_to_the_same_question_and_no_other(
     first, second = (tmp_path / "run/checkpoints" / f"step_{n}" for n in (1, 2))
     for folder in (first, second):
         folder.mkdir(parents=True)
-    path = save_result(first, dict(task="text", data="a", loss=3.0))
+    path = save_result(first, dict(task="text", data="a", loss=float("nan")))
+    assert json.loads(path.read_text())[0]["loss"] is None  # other readers know no NaN
+    save_result(first, dict(task="text", data="a", loss=3.0))
     save_result(first, dict(task="text", data="b", loss=4.0))
     save_result(second, dict(task="text", data="a", loss=2.0))
     save_result(first, dict(task="text", data="a", loss=1.0))

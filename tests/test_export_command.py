@@ -1,5 +1,6 @@
 """`python -m tinygpt.export`: a run, or a task for the harness."""
 
+import importlib
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from tinygpt.checkpoint import save_checkpoint
 from tinygpt.checkpoint_open import open_model
 from tinygpt.export.__main__ import main
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
 FILES = [
@@ -42,6 +44,19 @@ def test_the_command_exports_a_run(run, tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
     assert call(run) == 2
     assert "run is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", ["tinygpt.export", "tinygpt.data"])
+def test_under_torchrun_one_sentence_says_that_it_is_the_work_of_one_process(name, rank, monkeypatch):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    module = importlib.import_module(f"{name}.__main__")
+    with pytest.raises(UserError, match=f"{name} is the work of one process: give .* without torchrun"):
+        module.main.__wrapped__(["prepare", "a", "b"])
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(UserError, match="a |does not exist|is not a setting"):
+        module.main.__wrapped__(["prepare", "a", "b"])
 
 
 def test_what_the_command_wrote_is_opened_here_again(tmp_path, capsys):

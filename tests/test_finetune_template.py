@@ -119,6 +119,7 @@ def test_a_base_whose_texts_begin_with_another_token_keeps_it(tmp_path):
         ([{"role": "user"}], "message 1 has no content"),
         ([{"role": "user", "content": 5}], "of type int"),
         ([ASKED[0], {"role": "system", "content": "x"}], "message 2 is a system message"),
+        ([{"role": "assistant", "content": "x", "weight": 0.5}], "message 1 has weight = 0.5: give 0 or 1"),
         ([ASKED[0], {"role": "assistant", "content": "x\ud83d"}], "message 2 holds '\\ud83d', half of a"),
     ],
 )
@@ -238,6 +239,23 @@ def test_files_of_the_field_become_messages(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(rows), encoding="utf-8")
     assert read_conversations(tmp_path / "a.jsonl") == [talk] * 6
     assert read_conversations(str(tmp_path / "a.json")) == [talk] * 6
+
+
+def test_an_answer_of_weight_0_is_read_and_is_no_target(tmp_path):
+    asked, wrong = {"role": "user", "content": "2 3?"}, {"role": "assistant", "content": "6", "weight": 0}
+    right = {"role": "assistant", "content": "5", "weight": 1}
+    plain = {"role": "assistant", "content": "6", "weight": None}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": [asked, wrong, asked, right]}))
+    [talk] = read_conversations(path)
+    tok = chat_tokenizer(ByteTokenizer())
+    ids, mask = render(tok, talk)
+    assert [i for i, own in zip(ids, mask) if own] == [ord("5"), tok.special["<|end|>"]]
+    assert ids == render(tok, [asked, plain, asked, right])[0]
+    assert sum(render(tok, [asked, plain])[1]) == 2  # null is as if it were not there
+    path.write_text(json.dumps({"messages": [asked, wrong]}))
+    with pytest.raises(UserError, match="line 1 has no answer"):
+        read_conversations(path)
 
 
 GOOD = '{"prompt": "a", "completion": "b"}\n'

@@ -91,6 +91,10 @@ def test_flops_on_a_gpu_are_those_of_torchs_counter(name):
 
 NAMES = {
     "NVIDIA A100-SXM4-80GB": "A100",
+    "NVIDIA A100-SXM4-40GB": "A100 40GB",
+    "A100-SXM4-40GB": "A100 40GB",  # as older drivers call it
+    "NVIDIA A100-PCIE-40GB": "A100 40GB",
+    "NVIDIA A100 80GB PCIe": "A100 80GB PCIe",
     "NVIDIA A10": "A10",
     "NVIDIA L4": "L4",
     "NVIDIA L40S": "L40S",
@@ -101,6 +105,7 @@ NAMES = {
     "NVIDIA H200": "H200",
     "Tesla V100-SXM2-16GB": "V100",
     "NVIDIA GeForce RTX 4090": "RTX 4090",
+    "NVIDIA GeForce RTX 5090": "RTX 5090",
     "AMD Instinct MI300X": "MI300X",
 }
 
@@ -119,6 +124,10 @@ def test_a_gpu_is_found_in_the_table_by_the_name_that_torch_gives(name, key):
         "",
         "NVIDIA A10G",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "Tesla V100-PCIE-16GB",
+        "NVIDIA H200 NVL",
+        "NVIDIA GH200 480GB",
     ],
 )
 def test_an_unknown_gpu_is_not_taken_for_another(name):

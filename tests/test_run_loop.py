@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import tinygpt.run.loop as run_loop
-from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss
+from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss, verify_checkpoint
 from tinygpt.ddp.world import run_processes
 from tinygpt.measure.speed import StepMeter, host_reads
 from tinygpt.run.config import EvalConfig
@@ -128,7 +128,9 @@ def test_every_checkpoint_knows_its_validation_loss_and_after_a_signal_saving_co
     stopped = train(config, progress="none")
     assert stopped.steps == 7
     assert seen == [[], ["step_000005", "step_000007"]]  # who sent the signal may not wait for a validation
-    assert {path.name for path in rank_by_loss(stopped.run)} == {"step_000005"}
+    assert {path.name for path in rank_by_loss(stopped.run)} == {"step_000005", "step_000007"}
+    learned = json.loads((stopped.run / "checkpoints/step_000007/val_loss.json").read_text())
+    assert learned == {"val_loss": stopped.val.loss} and verify_checkpoint(checkpoints(stopped.run)[-1]) == ""
     lines = [line["step"] for line in read_metrics(stopped.run) if "val_loss" in line]
     assert lines == [5, 7]
 

@@ -97,9 +97,33 @@ def test_what_an_objective_measured_at_the_step_of_a_resume_is_not_made_again_an
 
 def test_values_that_are_not_finite_can_be_read_back(tmp_path):
     log = RunLog(tmp_path, show=lambda text: None)
-    log.write(step=0, loss=math.nan)
+    log.write(step=0, loss=math.nan, grad_norm=math.inf)
+    log.write(step=1, val_loss=-math.inf)
     log.close()
-    assert math.isnan(read_metrics(tmp_path)[0]["loss"])
+    before, after = read_metrics(tmp_path)
+    assert math.isnan(before["loss"]) and math.isnan(before["grad_norm"]) and math.isnan(after["val_loss"])
+    plot_losses([before, after], tmp_path / "loss.png")
+
+
+def test_every_line_of_the_metrics_is_json_also_after_a_resume(tmp_path):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": NaN}\n')  # of an older version
+    log = RunLog(tmp_path, from_step=1, show=lambda text: None)
+    log.write(step=1, loss=math.nan, grad_norm=math.inf, figures=[-math.inf, 1.5])
+    log.write(step=2, val_loss=math.nan)
+    log.close()
+    log = RunLog(tmp_path, from_step=2, show=lambda text: None)
+    log.write(step=2, val_loss=math.nan)  # once more: it stands there already
+    log.close()
+    texts = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(text, parse_constant=refuse) for text in texts]
+    assert lines == [
+        dict(step=0, loss=None),
+        dict(step=1, loss=None, grad_norm=None, figures=[None, 1.5]),
+        dict(step=2, val_loss=None),
+    ]
 
 
 def test_the_running_mean_starts_at_the_first_value_and_stays_within_the_values():

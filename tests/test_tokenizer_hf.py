@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("tokenizers")
 from foreign import ODD, TEXT, llama_tokenizer, save_folder, smollm_tokenizer
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Theirs
 
 from tinygpt import tokenizer_hf
@@ -90,6 +90,20 @@ def test_eot_is_what_every_text_begins_with_or_else_what_ends_one(tmp_path):
     llama = opened(tmp_path / "b", "llama")
     assert (llama.eot, llama.start, llama.ends) == (1, [1], {1, 2})
     assert (ByteTokenizer().start, ByteTokenizer().ends) == ([256], {256})
+
+
+@pytest.mark.parametrize("unk", [None, "<unk>"])
+def test_a_vocabulary_without_the_letter_a_keeps_what_every_text_begins_with(tmp_path, unk):
+    "That of DNA, say."
+    tokens = ["<s>", "</s>", "<unk>", "A", "C", "G", "T", "GA"]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    made = Theirs(models.BPE(vocab=vocab, merges=[("G", "A")], unk_token=unk))
+    around = dict(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    made.post_processor = processors.TemplateProcessing(**around)
+    made.add_special_tokens(tokens[:3])
+    ours = read_hf_tokenizer(save_folder(tmp_path, made, eos_token="</s>"))
+    assert ours.start == [0] and ours.eot == 0 and ours.ends == {0, 1}
+    assert [*ours.start, *ours.encode("GATC"), 1] == made.encode("GATC").ids == [0, 7, 6, 4, 1]
 
 
 def test_the_token_that_ends_a_text_is_found_in_any_of_the_files(tmp_path):

@@ -707,6 +707,24 @@ def test_parameters_without_gradient_are_left_as_they_are():
     assert changed == ["bias"] and len(optimizer.state_dict()["state"]) == 1
 
 
+def test_what_had_a_gradient_elsewhere_is_read_only_where_one_is_lacking_here(monkeypatch):
+    reads = []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda t: reads.append(t.shape) or tolist(t))
+    net = Net()
+    optimizer = DistAdamW([net.emb, net.fused, net.a, net.b, net.c, net.scalar, net.odd, net.bias], lr=0.01)
+    for use_a in (True, True, False):
+        before = net.a.clone()
+        net(torch.arange(5), use_a=use_a).square().mean().backward()
+        optimizer.step()
+        assert (len(reads) == 0) is use_a and (not torch.equal(net.a, before)) is use_a
+    net(torch.arange(5)).square().mean().backward()  # two micro-steps, one of them with everything
+    optimizer.finish()
+    net(torch.arange(5), use_a=False).square().mean().backward()
+    optimizer.step()
+    assert reads == [(8,)]
+
+
 def test_gradients_that_share_memory_are_not_scaled_twice():
     "Autograd leaves a.T + b.T gradients in one memory; torch's own clipping would scale them twice."
     a, b = nn.Parameter(torch.ones(7, 9)), nn.Parameter(torch.ones(7, 9))

@@ -15,7 +15,7 @@ import random
 import re
 import shutil
 import struct
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -27,10 +27,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.utils._pytree import tree_leaves
 
-from .data.tokens import sha256_file
+from .data.tokens import sha256_file, sha256_once
 from .model import GPT, GPTConfig
 from .model_hf import check_size, check_weights, read_pickle
-from .support import UserError, atomic_path, read_json
+from .support import UserError, atomic_path, finite, read_json
 from .tokenizer import Tokenizer
 
 # %% ../nbs/16_checkpoint.ipynb #rng
@@ -164,14 +164,14 @@ def save_checkpoint(
         tokenizer.save(tmp / "tokenizer.json")
         if optimizer is not None:
             torch.save(optimizer, tmp / "optimizer.pt")
-        (tmp / "state.json").write_text(json.dumps(state, indent=2))
+        (tmp / "state.json").write_text(json.dumps(finite(state), indent=2))
         shutil.copymode(tmp / "state.json", tmp / "model.safetensors")  # else unreadable to others
         manifest = {f.name: sha256_file(f) for f in sorted(tmp.iterdir())}
         (tmp / "manifest.json").write_text(json.dumps(manifest, indent=2))
     return folder
 
 # %% ../nbs/16_checkpoint.ipynb #verify
-def verify_checkpoint(folder: Path) -> str:
+def verify_checkpoint(folder: Path, digest_of=sha256_file) -> str:
     "What is wrong with the checkpoint at `folder`, in one sentence; an empty string if nothing is."
     folder = Path(folder)
     try:
@@ -185,7 +185,7 @@ def verify_checkpoint(folder: Path) -> str:
             return f"{folder / 'manifest.json'} lists {name!r}, which is no file beside it"
         if not (folder / name).is_file():
             return f"{folder / name} is missing"
-        if sha256_file(folder / name) != digest:
+        if digest_of(folder / name) != digest:
             return f"{folder / name} is damaged: its sha256 is not the one in manifest.json"
     return ""
 
@@ -200,12 +200,11 @@ def rank_by_loss(run: Path) -> list[Path]:
     "The checkpoints of a run that know their validation loss, the lowest first; of equal ones the oldest."
     losses = {}
     for folder in checkpoints(run):
-        try:
-            loss = read_json(folder / "state.json").get("val_loss")
-        except UserError:
-            continue
-        if isinstance(loss, (int, float)) and math.isfinite(loss):
-            losses[folder] = loss
+        for name in ("state.json", "val_loss.json"):  # the second: of a run that was stopped
+            with suppress(UserError):
+                loss = read_json(folder / name).get("val_loss")
+                if isinstance(loss, (int, float)) and math.isfinite(loss):
+                    losses[folder] = loss
     return sorted(losses, key=losses.get)
 
 # %% ../nbs/16_checkpoint.ipynb #find
@@ -241,9 +240,8 @@ def find_checkpoint(
 
 # %% ../nbs/16_checkpoint.ipynb #prune
 def _first_good(folders: list[Path], count: int) -> list[Path]:
-    "The first `count` of them that are whole. No more are verified: that reads every byte."
-    good = (folder for folder in folders if not verify_checkpoint(folder))
-    return list(islice(good, count))
+    "The first `count` of them that are whole. No more are verified, none twice: that reads every byte."
+    return list(islice((f for f in folders if not verify_checkpoint(f, sha256_once)), count))
 
 
 def prune(

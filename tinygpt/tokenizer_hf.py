@@ -135,11 +135,13 @@ class HFTokenizer(Tokenizer):
         self._theirs.encode_special_tokens = True  # in a text they are text
         self.vocab = _bytes_of_ids(spec, self._theirs.get_vocab(), n_vocab)
 
-        # what does it put around a text, and before its first letter?
-        bare, whole = self._ids("a"), self._ids("a", around=True)
+        # what does it put around a text, and before its first letter? A vocabulary of DNA has no a
+        known = (b.decode(errors="ignore").strip() for b in self.vocab)
+        letter = next((text for text in ("a", *known) if text and self._ids(text)), "a")
+        bare, whole = self._ids(letter), self._ids(letter, around=True)
         at = [i for i in range(len(whole)) if whole[i : i + len(bare)] == bare]
         self._start = whole[: at[0]] if at else []
-        self.adds_space = self.decode_bytes(bare) == b" a"
+        self.adds_space = self.decode_bytes(bare) == b" " + letter.encode()
 
         # what it begins every text with stands between documents, too
         self.eot = self._start[-1] if self._start else ends[0]

@@ -181,6 +181,7 @@ class Reducer:
     def forget(self):
         "Drop this step's gradients."
         self.had = None  # for each parameter, whether any rank had a gradient
+        self.had_all = False  # whether this rank had one for every parameter, in one backward
         self.finished = False
         for bucket in self.buckets:
             bucket.grad = None
@@ -228,6 +229,7 @@ class Reducer:
                 bucket.collect(p)
                 bucket.missing.remove(p)
         had = [p not in bucket.missing for p, bucket in self.bucket_of.items()]
+        self.had_all = self.had_all or all(had)
         had = torch.tensor(had, dtype=torch.int32, device=self.device)
         self._launch(everything=True)
         wait_all(self.wire.all_reduce(had, dist.ReduceOp.MAX))
@@ -335,8 +337,10 @@ class ShardedOptimizer(Optimizer):
                 loss = closure()
         if not self.reducer.finished:
             self.finish()
-        had = self.reducer.had.tolist()
-        touched = {p for p, flag in zip(self.reducer.bucket_of, had) if flag}  # a gradient on some rank
+        touched = set(self.reducer.bucket_of)  # what has a gradient on some rank
+        if not self.reducer.had_all:  # another rank may have what this one lacks: wait for the answer
+            had = self.reducer.had.tolist()
+            touched = {p for p, flag in zip(self.reducer.bucket_of, had) if flag}
         works = []
         for item in self._rounds:
             start = time.perf_counter()

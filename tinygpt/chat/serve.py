@@ -128,6 +128,9 @@ class Engine:
         batch_size: int = 8,  # requests that are answered at the same time; others wait
         max_waiting: int = 64,  # requests that wait; more are turned away
     ):
+        if batch_size < 1 or max_waiting < 1:
+            told = f"batch_size = {batch_size}, max_waiting = {max_waiting}"
+            raise UserError(f"{told}: nobody would get an answer: give 1 or more")
         self.model, self.tokenizer = model.eval(), tokenizer
         self.ends = tokenizer.ends | set(chat_ids(tokenizer).values())
         self.slots = Slots(model, batch_size)

@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 from .open import open_nanogpt
 from .prepare import prepare_shards, verify, verify_data
 from .tokens import EOT_TEXT, open_token_data
-from ..support import UserError, _changed_flags, command, parse_options
+from ..support import UserError, _changed_flags, check_alone, command, parse_options
 
 # %% ../../nbs/more/03_data_command.ipynb #options
 @dataclass
@@ -120,6 +120,7 @@ COMMANDS = {"prepare": Prepare, "verify": Verify}
 @command
 def main(argv: list[str]):
     "Make and check token files: `prepare DATA OUT`, `verify FOLDER`; `prepare --help` shows its settings."
+    check_alone("tinygpt.data")
     name = argv[0] if argv else ""
     if name in ("-h", "--help"):
         print("usage: python -m tinygpt.data {prepare,verify} ...\n")

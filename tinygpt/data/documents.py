@@ -42,6 +42,8 @@ class Documents:
         texts: list[str] | None = None,  # documents in memory, in place of files
         separator: str = "",  # what stands between the documents of a .txt; empty: each file is one
     ):
+        if chunk_rows < 1:
+            raise UserError(f"chunk_rows = {chunk_rows} reads nothing: give 1 or more")
         self.text_key = text_key
         self.chunk_rows = chunk_rows
         self.fs = fs

@@ -239,6 +239,8 @@ class StreamLoader:
         num_threads: int = 4,  # that tokenize
         prefetch: int = 8,  # batches ahead; 0: no thread, all at the moment it is asked for
     ):
+        if prefetch < 0 or num_threads < 1:
+            raise UserError(f"prefetch = {prefetch}, num_threads = {num_threads}: give 0 or more, 1 or more")
         if packing not in LANES:
             raise UserError(f"packing = {packing!r} is not known: choose concat or bos")
         self.settings = dict(

@@ -6,7 +6,7 @@
 __all__ = ['EOT_TEXT', 'SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'TOKENIZERS', 'Corpus', 'hold_out', 'encoding_problem',
            'source_path', 'check_regular', 'split_text', 'unescape', 'read_text', 'sotu', 'shakespeare', 'load_corpus',
            'check_size', 'count_eot_text', 'unsplit_warning', 'build_tokenizer', 'token_dtype', 'sha256_file',
-           'owned_path', 'clear_abandoned', 'write_token_data', 'Shards', 'meta_problems', 'TokenData',
+           'sha256_once', 'owned_path', 'clear_abandoned', 'write_token_data', 'Shards', 'meta_problems', 'TokenData',
            'open_token_data', 'open_split', 'check_ids', 'cache_folder', 'fill_cache', 'prepare']
 
 # %% ../../nbs/more/03_data_tokens.ipynb #imports
@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -317,6 +318,17 @@ def sha256_file(path: Path) -> str:
         while block := f.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=1000)
+def _sha256_known(path: Path, size: int, changed: int) -> str:
+    return sha256_file(path)
+
+
+def sha256_once(path: Path) -> str:
+    "The same, but a file of the same size and time of change is read only once by this process."
+    known = path.stat()
+    return _sha256_known(path.absolute(), known.st_size, known.st_mtime_ns)
 
 # %% ../../nbs/more/03_data_tokens.ipynb #owner
 @contextmanager

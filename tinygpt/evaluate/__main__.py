@@ -39,7 +39,7 @@ from tinygpt.evaluate.score import (
 )
 from .tasks import check_finite, evaluate_task, task_line
 from ..model import GPT
-from ..support import UserError, atomic_path, command, parse_options, read_json
+from ..support import UserError, atomic_path, command, finite, parse_options, read_json
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/17_evaluate_command.ipynb #text
@@ -187,7 +187,7 @@ def save_result(
     except (UserError, AttributeError):
         raise UserError(f"{path} is not a list of results: move it away, and evaluate again") from None
     with atomic_path(path) as tmp:
-        tmp.write_text(json.dumps([*kept, result], indent=2), encoding="utf-8")
+        tmp.write_text(json.dumps(finite([*kept, result]), indent=2), encoding="utf-8")
     return path
 
 

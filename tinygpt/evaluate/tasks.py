@@ -271,6 +271,8 @@ def load_items(
     limit: int | None = None,  # the first so many; None: all
 ) -> list[Item]:
     "The questions of a task. UserError that names file, row and column for what cannot be read."
+    if limit is not None and limit < 1:
+        raise UserError(f"limit = {limit} leaves no question: give 1 or more")
     if task not in TASKS:
         raise UserError(f"task = {task} is not known: choose {', '.join(TASKS)}")
     if not (data or TASKS[task].hub):
@@ -327,6 +329,8 @@ def few_shot(
 
     The draws are those of lm-evaluation-harness (`num_fewshot`). UserError where the pool is too small.
     """
+    if k < 0:
+        raise UserError(f"few_shot: {k} examples before each question cannot be: give 0 or more")
     if k == 0:
         return list(items)
     source = items if pool is None else pool
@@ -357,6 +361,10 @@ def wilson_interval(
     level: float = 0.95,
 ) -> tuple[float, float]:
     "(low, high) for a share of which `right` of `n` independent draws were seen (Wilson 1927)."
+    if not (0 <= right <= n and n >= 1 and 0 < level < 1):
+        raise UserError(
+            f"no interval of level {level} for {right} right of {n}: 0 < level < 1, and n 1 or more"
+        )
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
     p = right / n
     slack = z * z / n

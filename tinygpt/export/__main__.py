@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from ..checkpoint_open import open_model
 from ..evaluate.export import export_model, write_harness_task
 from ..model_hf import config_to_hf
-from ..support import UserError, command, parse_options
+from ..support import UserError, check_alone, command, parse_options
 
 # %% ../../nbs/more/17_export_command.ipynb #options
 @dataclass
@@ -36,6 +36,7 @@ class Options:
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.export RUN OUT`"
+    check_alone("tinygpt.export")
     options = parse_options(Options, argv, "python -m tinygpt.export")
     if options.harness_task:
         out = options.out or options.run

@@ -112,6 +112,8 @@ def check_messages(
         check_text(content, place)
         if role == "assistant" and not content.strip():
             raise UserError(f"{place} is an empty answer: give a text, or leave the message out")
+        if message.get("weight") not in (None, 0, 1):
+            raise UserError(f"{place} has weight = {message['weight']!r}: give 0 or 1")
         if role == "system" and i:
             raise UserError(f"{place} is a system message: it can only come first")
 
@@ -121,9 +123,10 @@ def render(
     messages: list[dict],  # {"role", "content"} each
     add_generation_prompt: bool = False,  # put <|assistant|> at the end: the model is to answer
 ) -> tuple[list[int], list[bool]]:
-    """(the ids, whether the assistant wrote each: its text and its <|end|>).
+    """(the ids, whether each is an answer's: the text and the <|end|> of the assistant's messages).
 
-    Text is encoded as text. So no message can hold a token of the template.
+    Text is encoded as text. So no message can hold a token of the template. A message of the assistant
+    with "weight": 0 is read and not answered, as in OpenAI's form.
     """
     check_messages(messages)
     token = chat_ids(tokenizer)
@@ -131,7 +134,8 @@ def render(
     for message in messages:
         written = [*tokenizer.encode(message["content"]), token[END]]
         ids += [token[f"<|{message['role']}|>"], *written]
-        mask += [False, *([message["role"] == "assistant"] * len(written))]
+        answered = message["role"] == "assistant" and message.get("weight") != 0
+        mask += [False, *([answered] * len(written))]
     if add_generation_prompt:
         ids.append(token["<|assistant|>"])
         mask.append(False)
@@ -261,9 +265,10 @@ def _conversation(row, where: str) -> list[dict]:
         forms = "messages, or instruction and output, or prompt and completion"
         raise UserError(f"data: {where} has the fields {', '.join(map(str, row)) or 'none'}: give {forms}")
     check_messages(messages, f"data: {where}")
-    if all(message["role"] != "assistant" for message in messages):
+    if all(message["role"] != "assistant" or message.get("weight") == 0 for message in messages):
         raise UserError(f"data: {where} has no answer: give a message of the assistant")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    kept = ("role", "content", "weight")
+    return [{name: message[name] for name in kept if message.get(name) is not None} for message in messages]
 
 
 def _as_messages(role: str, said) -> list:

@@ -101,14 +101,16 @@ class Peak:
 
 # %% ../../nbs/07_measure.ipynb #peaks-table
 _NVIDIA = "https://www.nvidia.com/en-us/data-center/"
-_AMD = "https://www.amd.com/en/products/accelerators/instinct/"
 PEAKS = {
     "T4": Peak(65, 8.1, 320, _NVIDIA + "tesla-t4/"),
     "V100": Peak(125, 15.7, 900, _NVIDIA + "v100/"),
     "RTX 3090": Peak(71, 35.6, 936, "NVIDIA Ampere GA102 whitepaper, table 9"),
     "A10": Peak(125, 31.2, 600, _NVIDIA + "products/a10-gpu/"),
     "A100": Peak(312, 19.5, 2039, _NVIDIA + "a100/"),
+    "A100 40GB": Peak(312, 19.5, 1555, _NVIDIA + "a100/"),
+    "A100 80GB PCIe": Peak(312, 19.5, 1935, _NVIDIA + "a100/"),
     "RTX 4090": Peak(165.2, 82.6, 1008, "NVIDIA Ada whitepaper, appendix A"),
+    "RTX 5090": Peak(209.5, 104.8, 1792, "NVIDIA RTX Blackwell whitepaper, appendix A"),
     "L4": Peak(121, 30.3, 300, _NVIDIA + "l4/"),
     "L40S": Peak(362, 91.6, 864, _NVIDIA + "l40s/"),
     "H100": Peak(989, 67, 3350, _NVIDIA + "h100/"),
@@ -116,7 +118,7 @@ PEAKS = {
     "H100 NVL": Peak(835, 60, 3900, _NVIDIA + "h100/"),
     "H200": Peak(989, 67, 4800, _NVIDIA + "h200/"),
     "B200": Peak(2250, 75, 8000, _NVIDIA + "dgx-b200/"),
-    "MI300X": Peak(1307, 163.4, 5300, _AMD + "mi300/mi300x.html"),
+    "MI300X": Peak(1307, 163.4, 5300, "amd.com/en/products/accelerators/instinct/mi300/mi300x.html"),
 }
 
 # %% ../../nbs/07_measure.ipynb #datasheet
@@ -124,8 +126,9 @@ def datasheet(
     name: str,  # as torch.cuda.get_device_name() says it
 ) -> Peak | None:
     "The entry of PEAKS for a GPU, or None."
-    found = [key for key in PEAKS if re.search(rf"\b{key}\b(?! Laptop)", name.replace("-PCIE", " PCIe"))]
-    return PEAKS[max(found, key=len)] if found else None
+    found = [key for key in PEAKS if all(re.search(rf"(?i)\b{word}\b", name) for word in key.split())]
+    unlike = re.search("Laptop|MIG|V100-PCIE|H200 NVL", name)  # slower than the card of that name
+    return None if unlike or not found else PEAKS[max(found, key=len)]
 
 # %% ../../nbs/07_measure.ipynb #machine-peak
 @functools.lru_cache

@@ -7,6 +7,7 @@ __all__ = ['BAD_STEPS', 'StopSignal', 'Due', 'due', 'Log', 'Stepper', 'Judge', '
            'ways_on', 'facts']
 
 # %% ../../nbs/more/19_run_loop.ipynb #imports
+import json
 import math
 import os
 import shlex
@@ -33,7 +34,7 @@ from .config import EvalConfig
 from .parallel import any_rank, on_first
 from .report import RunLog, metric_sinks, plot_losses, read_metrics, write_report
 from .setup import Run, compare_with_compressors, go_on_command, judge_of, last_words, write_config
-from ..support import UserError
+from ..support import UserError, atomic_path, finite
 
 # %% ../../nbs/more/19_run_loop.ipynb #stop
 class StopSignal:
@@ -218,7 +219,7 @@ class Log:
 
 # %% ../../nbs/more/19_run_loop.ipynb #step
 class Stepper:
-    "Makes one optimizer step of a run. Reads nothing back from the device, but two numbers with zero."
+    "Makes one optimizer step of a run. Reads nothing back from the device, but one number with zero."
 
     def __init__(
         self,
@@ -408,6 +409,7 @@ def finish(
         val = judge.validate(e.final_eval_tokens)
     else:
         val = judge.last if judge.last_step == run.step else judge.validate()
+        on_first(run.world, lambda: log.files.spare("val_loss.json", _tell_loss, run, val.loss))
     if run.world.is_main:
         title = f"{name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte"
         log.files.spare("loss.png", _draw, run.folder, title)
@@ -433,6 +435,13 @@ def finish(
     log.say(f"in {run.folder}: {', '.join(name for name in files if (run.folder / name).exists())}")
     log.say(f"write more with: {commands['Write']}")
     return val
+
+
+def _tell_loss(run: Run, loss: float) -> None:
+    "Write the validation loss beside the checkpoint that was saved before it was known."
+    folder = run.folder / "checkpoints" / f"step_{run.step:06d}"
+    with atomic_path(folder / "val_loss.json") as tmp:
+        tmp.write_text(json.dumps(finite({"val_loss": loss})))
 
 
 def _draw(folder: Path, title: str) -> None:

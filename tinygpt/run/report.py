@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ..support import PALETTE, UserError, _close_output, atomic_path, file_problem
+from ..support import PALETTE, UserError, _close_output, atomic_path, file_problem, finite
 
 # %% ../../nbs/more/19_run_report.ipynb #metrics
 class RunLog:
@@ -69,7 +69,7 @@ class RunLog:
 
     def write(self, **values):
         "Append a line to metrics.jsonl."
-        line = json.dumps(values)
+        line = _metrics_line(values)
         if line in self.judged:
             return  # a finished run that is resumed makes its last validation once more
         self._append("metrics.jsonl", self.metrics, line)
@@ -136,14 +136,21 @@ def _keep_until(path: Path, from_step: int) -> list[str]:
         if made <= from_step:
             kept.append(line)
     with atomic_path(path) as tmp:
-        tmp.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8", newline="\n")
-    return [json.dumps(line) for line in kept if "loss" not in line and line["step"] == from_step]
+        tmp.write_text("".join(_metrics_line(line) + "\n" for line in kept), encoding="utf-8", newline="\n")
+    return [_metrics_line(line) for line in kept if "loss" not in line and line["step"] == from_step]
+
+
+def _metrics_line(values: dict) -> str:
+    "A line of metrics.jsonl: null for what is not finite."
+    return json.dumps(finite(values), allow_nan=False)
 
 # %% ../../nbs/more/19_run_report.ipynb #read
 def read_metrics(
     folder: Path,  # a run folder
 ) -> list[dict]:
     """The lines of metrics.jsonl, in order; none without such a file. A broken last line is left out.
+
+    A value that was not finite is NaN here, and null in the file.
 
     UserError for a file that cannot be read, and for any other line that is none of a run.
     """
@@ -173,6 +180,7 @@ def _parse_line(text: str) -> dict | None:
         return None
     if not isinstance(line, dict) or type(line.get("step")) is not int:
         return None
+    line = {name: math.nan if value is None else value for name, value in line.items()}
     numbers = all(isinstance(line.get(name, 0.0), (int, float)) for name in ("loss", "val_loss"))
     return line if numbers else None
 
@@ -256,6 +264,8 @@ def smooth(
 
     A value that is not finite leaves it as it was.
     """
+    if not 0 <= weight < 1:
+        raise UserError(f"weight = {weight} of the past: give 0 or more, below 1")
     mean, seen, out = 0.0, 0, []
     for value in values:
         if math.isfinite(value):
