@@ -2769,7 +2769,7 @@ SLIPS = [
     Slip(
         "finetune.answers",
         "ReplayLoader.__next__",
-        "torch.zeros_like(old_y)",
+        "document_numbers(old_x, self.eot)",
         "old_y",
         "each token of the old text sees itself only",
     ),

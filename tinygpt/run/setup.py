@@ -387,7 +387,7 @@ class Run:
         return f"{rows:,} rows"
 
     def apart(self, model: Callable) -> Callable:
-        "What to ask about text in place of this model: where `mask_documents` says so, each document by itself."
+        "What to ask about text in place of this model: with `mask_documents`, each document by itself."
         return Apart(model, self.data.tokenizer.eot) if self.config.data.mask_documents else model
 
     @property
