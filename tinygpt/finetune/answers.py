@@ -251,7 +251,7 @@ class ReplayLoader:
     """Endless (x, y): the rows of `answers`, and below them rows of text, where every token is a target.
 
     With a mask, a row of text is read as the base read it: whole, or document by document. Where rows of
-    answers are shorter than block_size (not packed), the end of a row of text is left out. The state is of both.
+    answers are shorter than block_size, the end of a row of text is left out. The state is that of both.
     """
 
     def __init__(
