@@ -220,7 +220,10 @@ def test_a_checkpoint_that_stands_alone_and_weights_to_begin_with_know_how_they_
     _, score = score_run(later)
     assert score.loss == pytest.approx(result.val.loss, abs=1e-5)
     begun = quiet(later)
-    assert "mask_documents is off, but the weights of init_from were trained with it" in log_of(begun)
+    assert (
+        "mask_documents is off, but the weights of init_from were trained with it: --mask-documents"
+        in log_of(begun)
+    )
     assert not was_masked(checkpoints(begun.run)[-1]) and "documents masked" not in log_of(begun)
 
 

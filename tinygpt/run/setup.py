@@ -198,7 +198,7 @@ def mask_lines(
     "What the log of a run says of the mask between documents; nothing, where there is nothing to say."
     data, masked = run.data, run.config.data.mask_documents
     if not masked:
-        told = "mask_documents is off, but the weights of init_from were trained with it: they lose by that"
+        told = "mask_documents is off, but the weights of init_from were trained with it: --mask-documents"
         return [] if run.resumed_from or not begins_masked(run.config) else [told]
     texts = getattr(data.train, "texts", None)  # of the stream loader, where they are in memory
     count = data.meta["splits"]["train"]["documents"] if texts is None else len(texts)
