@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tinygpt.accumulate_memory import ChunkedLossGPT, checkpoint_blocks
 from tinygpt.checkpoint import checkpoints, load_model
+from tinygpt.data.tokens import sha256_file
 from tinygpt.ddp.world import run_processes
 from tinygpt.document_masks import Apart, document_mask, document_numbers, was_masked
 from tinygpt.evaluate.__main__ import main as evaluate_main
@@ -252,10 +253,15 @@ def test_a_run_from_before_the_setting_goes_on_without_it(short):
     for folder in checkpoints(run):
         state = json.loads((folder / "state.json").read_text())
         assert state.pop("mask_documents") is False
+        (folder / "state.json").write_text(json.dumps(state))
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["state.json"] = sha256_file(folder / "state.json")
+        (folder / "manifest.json").write_text(json.dumps(manifest))
     config = json.loads((run / "config.json").read_text())
     del config["data"]["mask_documents"]
     (run / "config.json").write_text(json.dumps(config))
     assert not load_config(run / "config.json").data.mask_documents
+    assert quiet(short, resume=True).finished
     short.data = replace(short.data, mask_documents=True)
     with pytest.raises(UserError, match="mask_documents = True, but the run began with False"):
         quiet(short, resume=True)
