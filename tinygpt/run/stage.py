@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from ..checkpoint_open import find_model, open_model
+from ..document_masks import was_masked
 from ..model import GPTConfig
 from .command import check_kept, check_resumed, fit_warmup, switch_problem, value_of
 from .config import RunConfig, TrainConfig, load_config
@@ -41,7 +42,7 @@ def config_after(
     "The settings of a run that begins with this model. Length and rates are those of the run before."
     folder = base_folder(place)
     config = load_config(folder / "config.json") if folder else preset("laptop")
-    model, _, _ = open_model(place)
+    model, _, checkpoint = open_model(place)
     config.model = replace(model.config)
     config.run = RunConfig(
         name=f"{(folder or Path(place)).name}-{suffix}",
@@ -51,7 +52,7 @@ def config_after(
     )
     # the tokenizer comes with the weights; the text is for the validation
     given = dict(tokenizer="bpe", loader="shard", batch_size=batch_size, micro_batch_size=None)
-    config.data = replace(config.data, **given)
+    config.data = replace(config.data, **given, mask_documents=was_masked(checkpoint))
     config.eval = replace(config.eval, sample_tokens=0, compressors=False)
     config.system = replace(config.system, loss_chunk=0)
     return config
