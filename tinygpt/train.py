@@ -21,7 +21,7 @@ from .run.config import TrainConfig
 from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce
 from .run.parallel import any_rank
 from .run.setup import NEXT_TOKEN, Objective, last_words, open_run, score_run
-from .support import UserError, command
+from .support import UserError, _speaks, command
 
 # %% ../nbs/19_train.ipynb #result
 @dataclass
@@ -41,7 +41,7 @@ class TrainResult:
 # %% ../nbs/19_train.ipynb #train
 def train(
     config: TrainConfig,
-    resume: bool = False,  # go on with the run in `config.folder`, from its newest good checkpoint
+    resume: bool | str = False,  # go on with the run in `config.folder`; "auto": where it has a checkpoint
     overwrite: bool = False,  # delete an earlier run there
     progress: str = "bar",  # "bar" with lines above it, "lines" only (for notebooks), or "none"
     eval_only: bool = False,  # only score both parts of the data: the run of `resume`, or init_from
@@ -98,7 +98,10 @@ def losses_of(
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.train [PRESET] [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
     args = parse_arguments(argv)
-    train(args.train, resume=args.resume is not None, overwrite=args.overwrite, eval_only=args.eval_only)
+    if args.nothing_left and not args.eval_only:
+        return print(args.nothing_left) if _speaks() else None
+    resume = args.resume if args.resume == "auto" else args.resume is not None
+    train(args.train, resume=resume, overwrite=args.overwrite, eval_only=args.eval_only)
     close_world()
 
 

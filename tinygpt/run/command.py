@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['ALIASES', 'Arguments', 'value_of', 'starting_point', 'switch_problem', 'fit_warmup', 'check_resumed', 'check_kept',
-           'parse_arguments']
+           'parse_arguments', 'check_automatic']
 
 # %% ../../nbs/more/19_run_command.ipynb #imports
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import get_type_hints
 
+from ..checkpoint import checkpoints
 from ..model import GPTConfig
 from .config import OptimConfig, RunConfig, TrainConfig, load_config
 from .presets import PRESETS, preset
@@ -26,11 +27,14 @@ class Arguments:
     config: str | None = None
     """Start from this config.json of an earlier run; flags change single settings."""
     resume: str | None = None
-    """Go on with the run in this folder, from its newest good checkpoint."""
+    """Go on with the run in this folder, from its newest good checkpoint.
+    auto: go on with the run of these settings where it has a checkpoint, else begin it."""
     overwrite: bool = False
     """Delete an earlier run of the same name."""
     eval_only: bool = False
     """Do not train: score the newest checkpoint of --resume, or the weights of --init-from."""
+    # what `--resume auto` says of a finished run; no field, so no flag
+    nothing_left = ""
 
 # %% ../../nbs/more/19_run_command.ipynb #cli
 def value_of(
@@ -63,6 +67,7 @@ def starting_point(
     for flag, value in (("--config", file), ("--resume", run)):
         if value == "":
             raise UserError(f"{flag} is empty: name a folder or a file")
+    run = None if run == "auto" else run  # no place: where to go on follows from the settings
     named = {
         word: value for word, value in (("preset", name), ("--config", file), ("--resume", run)) if value
     }
@@ -161,6 +166,39 @@ def parse_arguments(
     args.train.asked = frozenset(
         field.name for field in fields(GPTConfig) if named & {f"__{field.name}", f"__no_{field.name}"}
     )
-    if args.resume is not None:
+    if args.resume == "auto":
+        check_automatic(args)
+    elif args.resume is not None:
         check_resumed(args.train.run, config.run, args.overwrite)
     return args
+
+# %% ../../nbs/more/19_run_command.ipynb #auto
+def check_automatic(
+    args: Arguments,  # of `--resume auto`; `nothing_left` is set where the run is finished
+) -> None:
+    "UserError where the run of this name was begun with settings that it keeps, and that are other ones now."
+    if args.overwrite:
+        raise UserError("--resume goes on with a run, --overwrite deletes it: give one of them")
+    config = args.train
+    found = checkpoints(config.folder)
+    if not found:
+        return  # it begins
+    before = load_config(config.folder / "config.json")
+    names = {field.name for field in fields(GPTConfig)} - {"vocab_size"}  # that one comes from the data
+    if config.run.init_from:  # the weights brought the form; what was asked for is compared
+        brought = names - config.asked - {"block_size", "dropout"}
+        config.model = replace(config.model, **{name: getattr(before.model, name) for name in brought})
+    kept = [("run", "seed"), ("run", "init_from"), *(("model", name) for name in sorted(names))]
+    differences = []
+    for group, name in kept:
+        then, now = (getattr(getattr(c, group), name) for c in (before, config))
+        if then != now:
+            differences.append(f"{name} = {now}, not {then}")
+    if differences:
+        told = f"the run in {config.folder} was begun with other settings ({', '.join(differences)})"
+        raise UserError(f"--resume auto: {told}: give those, or another --name")
+    report, last = config.folder / "report.md", found[-1]
+    is_last = int(last.name[5:]) == config.optim.max_steps
+    # the report is written after the last save
+    if is_last and report.is_file() and report.stat().st_mtime >= last.stat().st_mtime:
+        args.nothing_left = f"{config.folder} is finished: it has made its {config.optim.max_steps} steps"
