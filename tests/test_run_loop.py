@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from events import LAST_RESORT
 
 import tinygpt.run.loop as run_loop
 from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss
@@ -23,7 +24,7 @@ from tinygpt.ddp.world import run_processes
 from tinygpt.measure.speed import StepMeter, host_reads
 from tinygpt.run.config import EvalConfig
 from tinygpt.run.folder import claim_folder
-from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due
+from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, choose_progress, due
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import NEXT_TOKEN, Objective, next_token_loader, open_run
 from tinygpt.support import UserError
@@ -190,6 +191,43 @@ def test_the_log_writes_each_step_once_however_rarely_it_is_read(run):
     assert len(log.readings) == 3 and log.tokens_per_second > 0
 
 
+LINE = r"step (\d+): loss [\d.]+, lr [\d.e-]+, norm [\d.]+, [\d.e+]+ ms a step, .* tokens/s, \d+% of the measured peak"
+
+
+@pytest.mark.parametrize("progress", ["lines", "bar", "none"])
+def test_a_line_for_each_reading_is_in_the_log_and_shown_where_no_bar_is(config, progress, capsys):
+    config.eval = replace(config.eval, log_every=5, eval_every=0, save_every=0)
+    result = train(config, progress=progress)
+    out, err = capsys.readouterr()
+    log = (result.run / "log.txt").read_text()
+    assert re.findall(LINE, log) == ["5", "10", "15", "20"]
+    assert f"step 20: loss {result.losses[-1]:.4f}, lr" in log
+    assert re.findall(LINE, out) == (["5", "10", "15", "20"] if progress == "lines" else [])
+    assert ("\r" in err) == (progress == "bar") and ("validation loss" in out) == (progress != "none")
+
+
+@pytest.mark.parametrize(
+    "out, err, expected", [(1, 1, "bar"), (1, 0, "lines"), (0, 1, "lines"), (0, 0, "lines")]
+)
+def test_a_bar_is_for_terminals_and_what_was_asked_for_stays(monkeypatch, out, err, expected):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: bool(out), raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: bool(err), raising=False)
+    assert choose_progress() == expected and choose_progress("bar") == "bar"
+
+
+def test_the_command_writes_no_bar_into_a_file(config, tmp_path):
+    flags = f"--data {config.data.source} --tokenizer byte --n-layer 1 --n-embd 16 --n-head 2 --block-size 16"
+    flags += " --max-steps 20 --eval-every 0 --sample-tokens 0 --final-eval-tokens 50 --no-compressors"
+    flags += " --device cpu --compile off --ngram-rows 8"
+    for more, shown in (("", True), ("--progress none", False)):
+        with open(tmp_path / "job.log", "w") as log:
+            command = [sys.executable, "-m", "tinygpt.train", *flags.split(), *more.split(), "--overwrite"]
+            done = subprocess.run(command, cwd=tmp_path, stdout=log, stderr=log, timeout=LAST_RESORT)
+        text = (tmp_path / "job.log").read_text()
+        assert done.returncode == 0 and "\r" not in text, text
+        assert re.findall(LINE, text) == (["10", "20"] if shown else [])
+
+
 def test_the_loss_in_the_log_is_the_mean_over_the_ranks(run, monkeypatch):
     monkeypatch.setattr(run.parallel, "mean", lambda losses: losses / 2 + 5)  # another rank has 10
     with Log(run) as log:
@@ -200,7 +238,9 @@ def test_the_loss_in_the_log_is_the_mean_over_the_ranks(run, monkeypatch):
 
 def test_the_speed_of_a_run_is_the_median_of_its_readings(run):
     with Log(run) as log:
-        log.readings = [dict(tokens_per_second=value, mfu=0.1) for value in (9000.0, 10.0, 8000.0)]
+        log.readings = [
+            dict(tokens_per_second=value, of_measured_peak=0.1) for value in (9000.0, 10.0, 8000.0)
+        ]
         assert log.tokens_per_second == 8000.0 and log.speed().startswith("8 k")
 
 

@@ -18,7 +18,7 @@ from .evaluate.score import Score
 from .model import GPT
 from .run.command import parse_arguments
 from .run.config import TrainConfig
-from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce
+from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, choose_progress, due, finish, introduce
 from .run.parallel import any_rank
 from .run.setup import NEXT_TOKEN, Objective, last_words, open_run, score_run
 from .support import UserError, _speaks, command
@@ -43,13 +43,14 @@ def train(
     config: TrainConfig,
     resume: bool | str = False,  # go on with the run in `config.folder`; "auto": where it has a checkpoint
     overwrite: bool = False,  # delete an earlier run there
-    progress: str = "bar",  # "bar" with lines above it, "lines" only (for notebooks), or "none"
+    progress: str = "auto",  # "bar" on a terminal, "lines" anywhere else; "bar", "lines", "none"
     eval_only: bool = False,  # only score both parts of the data: the run of `resume`, or init_from
     objective: Objective = NEXT_TOKEN,  # what it trains for; the default: the next token
 ) -> TrainResult:
     "Train a GPT. UserError, before anything is written, for settings or data that cannot work."
     if objective.loss_fn and objective.needs_logits and config.system.loss_chunk:
         raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
+    progress = choose_progress(progress)
     if eval_only:
         run, val = score_run(config, resume, progress == "bar")
         return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
@@ -101,7 +102,8 @@ def main(argv: list[str]) -> None:
     if args.nothing_left and not args.eval_only:
         return print(args.nothing_left) if _speaks() else None
     resume = args.resume if args.resume == "auto" else args.resume is not None
-    train(args.train, resume=resume, overwrite=args.overwrite, eval_only=args.eval_only)
+    how = dict(overwrite=args.overwrite, eval_only=args.eval_only, progress=args.progress)
+    train(args.train, resume=resume, **how)
     close_world()
 
 

@@ -10,7 +10,7 @@ __all__ = ['ALIASES', 'Arguments', 'value_of', 'starting_point', 'switch_problem
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
 from ..checkpoint import checkpoints
 from ..model import GPTConfig
@@ -33,6 +33,9 @@ class Arguments:
     """Delete an earlier run of the same name."""
     eval_only: bool = False
     """Do not train: score the newest checkpoint of --resume, or the weights of --init-from."""
+    progress: Literal["auto", "bar", "lines", "none"] = "auto"
+    """What is shown while it trains. auto: a bar on a terminal, else a line every log_every steps.
+    The lines are in the run's log.txt in any case."""
     # what `--resume auto` says of a finished run; no field, so no flag
     nothing_left = ""
 

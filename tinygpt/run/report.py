@@ -76,9 +76,10 @@ class RunLog:
         for number, (write, _) in enumerate(self.sinks):
             self.spare(f"sink {number} of the metrics", write, values)
 
-    def say(self, text: str):
+    def say(self, text: str, shown: bool = True):
         "Show a line and keep it in log.txt with the time."
-        self.spare("stdout", self.show, text)
+        if shown:
+            self.spare("stdout", self.show, text)
         self._append("log.txt", self.text, time.strftime("%H:%M:%S ") + text)
 
     def _append(self, what: str, file, line: str):
