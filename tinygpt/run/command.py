@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['ALIASES', 'Arguments', 'value_of', 'starting_point', 'switch_problem', 'fit_warmup', 'check_resumed', 'check_kept',
-           'parse_arguments', 'check_automatic']
+           'parse_arguments', 'check_automatic', 'steps_for']
 
 # %% ../../nbs/more/19_run_command.ipynb #imports
+import math
 import re
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal, get_type_hints
 
@@ -25,7 +27,8 @@ class Arguments:
 
     train: TrainConfig
     config: str | None = None
-    """Start from this config.json of an earlier run; flags change single settings."""
+    """Start from this config.json of an earlier run, or from a .toml file with the same sections,
+    which may follow a preset; flags change single settings."""
     resume: str | None = None
     """Go on with the run in this folder, from its newest good checkpoint.
     auto: go on with the run of these settings where it has a checkpoint, else begin it."""
@@ -33,6 +36,8 @@ class Arguments:
     """Delete an earlier run of the same name."""
     eval_only: bool = False
     """Do not train: score the newest checkpoint of --resume, or the weights of --init-from."""
+    tokens: str | None = None
+    """Tokens to train on, in place of --max-steps: 300M, 10B (K, M, B, T). The last step is a whole one."""
     progress: Literal["auto", "bar", "lines", "none"] = "auto"
     """What is shown while it trains. auto: a bar on a terminal, else a line every log_every steps.
     The lines are in the run's log.txt in any case."""
@@ -62,7 +67,8 @@ def starting_point(
 ) -> tuple[TrainConfig, str, list[str]]:
     """(the config that the flags change, where it is from in words, the flags).
 
-    It is a preset, a config.json or a run, but only one of them: else a UserError.
+    It is a preset, a config.json or a run, but only one of them: else a UserError. A .toml file changes
+    the preset before it.
     """
     has_preset = bool(argv) and not argv[0].startswith("-")
     name, flags = (argv[0], argv[1:]) if has_preset else (None, list(argv))
@@ -74,6 +80,8 @@ def starting_point(
     named = {
         word: value for word, value in (("preset", name), ("--config", file), ("--resume", run)) if value
     }
+    if name and file and file.endswith(".toml"):
+        del named["preset"]
     if len(named) > 1:
         raise UserError(f"{' and '.join(named)} are two places to start from: give one of them")
     words = "the preset laptop" if not named else " ".join(*named.items())
@@ -84,7 +92,8 @@ def starting_point(
         config = load_config(folder / "config.json")
         config.run.out, config.run.name = str(folder.parent), folder.name
         return config, words, flags
-    return (load_config(Path(file)) if file else preset(name or "laptop")), words, flags
+    base = preset(name) if name else None
+    return (load_config(Path(file), base) if file else base or preset("laptop")), words, flags
 
 
 def switch_problem(
@@ -163,10 +172,15 @@ def parse_arguments(
         description=f"Train a GPT. The defaults shown are those of {words}.",
         config=(OmitArgPrefixes,),
     )
-    if not any(re.match("--warmup[-_]steps", flag) for flag in flags):  # nobody asked for this warm-up
-        fit_warmup(args.train.optim, config.optim)
     named = {flag.partition("=")[0].replace("-", "_") for flag in flags}
-    args.train.asked = frozenset(
+    if args.tokens is not None:
+        if "__max_steps" in named:
+            raise UserError("--tokens and --max-steps both say how long the run is: give one of them")
+        rows, T = args.train.data.batch_size, args.train.model.block_size
+        args.train.optim.max_steps = steps_for(args.tokens, max(1, rows * T))  # what is wrong is told later
+    if "__warmup_steps" not in named:  # nobody asked for this warm-up
+        fit_warmup(args.train.optim, config.optim)
+    args.train.asked = config.asked | frozenset(
         field.name for field in fields(GPTConfig) if named & {f"__{field.name}", f"__no_{field.name}"}
     )
     if args.resume == "auto":
@@ -205,3 +219,16 @@ def check_automatic(
     # the report is written after the last save
     if is_last and report.is_file() and report.stat().st_mtime >= last.stat().st_mtime:
         args.nothing_left = f"{config.folder} is finished: it has made its {config.optim.max_steps} steps"
+
+# %% ../../nbs/more/19_run_command.ipynb #tokens
+def steps_for(
+    tokens: str,  # "300M", "10B", "2.5e9"
+    step_tokens: int,  # of an optimizer step, over all processes
+) -> int:
+    "The steps that bring so many tokens, or a few more. UserError where it is no number of tokens."
+    found = re.fullmatch(r"([\d_]+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", tokens.strip(), re.IGNORECASE)
+    try:
+        number = Fraction(found[1]) * 1000 ** " KMBT".index(found[2].upper() or " ")
+    except (TypeError, ValueError):  # nothing was found, or 1__0
+        raise UserError(f"tokens = {tokens!r} is no number of tokens: say 300M or 10B") from None
+    return math.ceil(number / step_tokens)
