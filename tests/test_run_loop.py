@@ -373,7 +373,7 @@ def test_the_judge_looks_once_a_step_and_a_look_that_finds_nothing_leaves_the_fi
     assert [line["step"] for line in read_metrics(config.folder) if "reward" in line] == [10]
     assert all(len(line) > 1 for line in read_metrics(config.folder))  # a number beside the step
     assert "reward" in (config.folder / "report.md").read_text()
-    assert (config.folder / "log.txt").read_text().count("step 20: ") == 2  # validations
+    assert (config.folder / "log.txt").read_text().count("step 20: validation") == 2
 
 
 def test_a_run_with_an_objective_goes_on_exactly_and_only_with_its_own_command(config):

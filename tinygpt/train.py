@@ -50,16 +50,17 @@ def train(
     "Train a GPT. UserError, before anything is written, for settings or data that cannot work."
     if objective.loss_fn and objective.needs_logits and config.system.loss_chunk:
         raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
-    progress = choose_progress(progress)
     if eval_only:
-        run, val = score_run(config, resume, progress == "bar")
+        run, val = score_run(config, resume, choose_progress(progress) == "bar")
         return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
 
     world = init_world(config.check().system.device, timeout=1800)
     with (
         # a rank that is gone ends the run; patience is long at first, since a rank that reads data is silent
         Watchdog(world, lambda: last_words(config, objective.command), patience=300) as watchdog,
-        closing(open_run(config, resume, overwrite, progress == "bar", world, objective)) as run,
+        closing(
+            open_run(config, resume, overwrite, choose_progress(progress) == "bar", world, objective)
+        ) as run,
         Log(run, progress) as log,
         StopSignal() as signal,  # Ctrl-C raises a flag, and the loop looks at it
     ):

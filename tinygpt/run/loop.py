@@ -124,7 +124,8 @@ class Log:
     ):
         from tqdm import tqdm
 
-        self.run, self.progress, config = run, progress if run.world.is_main else "none", run.config
+        self.run, config = run, run.config
+        self.progress = choose_progress(progress) if run.world.is_main else "none"
         bar = dict(total=config.optim.max_steps, initial=run.step, desc=config.run.name, unit="step")
         quiet = self.progress != "bar"
         self.bar = tqdm(**bar, disable=quiet, smoothing=0.1, dynamic_ncols=True, file=_Screen())
