@@ -244,9 +244,9 @@ def test_a_budget_counts_the_rows_that_the_flags_ask_for_and_shortens_the_warm_u
     assert parse_arguments(["gpt2"]).train.optim.max_steps == 19_073
 
 
-@pytest.mark.parametrize("tokens", ["ten", "10X", "-1B", "1__0", "", "1e999"])
+@pytest.mark.parametrize("tokens", ["ten", "10X", "-1B", "1.5", "", "1e999"])
 def test_what_is_no_number_of_tokens_is_one_sentence(tokens):
-    with pytest.raises(UserError, match="is no number of tokens: say 300M or 10B"):
+    with pytest.raises(UserError, match="--tokens: "):
         parse_arguments(["laptop", f"--tokens={tokens}"])
 
 

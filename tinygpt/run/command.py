@@ -7,14 +7,13 @@ __all__ = ['ALIASES', 'Arguments', 'value_of', 'starting_point', 'switch_problem
            'parse_arguments', 'check_automatic', 'steps_for']
 
 # %% ../../nbs/more/19_run_command.ipynb #imports
-import math
 import re
 from dataclasses import dataclass, fields, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Literal, get_type_hints
 
 from ..checkpoint import checkpoints
+from ..measure.__main__ import read_count
 from ..model import GPTConfig
 from .config import OptimConfig, RunConfig, TrainConfig, load_config
 from .presets import PRESETS, preset
@@ -176,8 +175,7 @@ def parse_arguments(
     if args.tokens is not None:
         if "__max_steps" in named:
             raise UserError("--tokens and --max-steps both say how long the run is: give one of them")
-        rows, T = args.train.data.batch_size, args.train.model.block_size
-        args.train.optim.max_steps = steps_for(args.tokens, max(1, rows * T))  # what is wrong is told later
+        args.train.optim.max_steps = steps_for(args.tokens, args.train)
     if "__warmup_steps" not in named:  # nobody asked for this warm-up
         fit_warmup(args.train.optim, config.optim)
     args.train.asked = config.asked | frozenset(
@@ -223,12 +221,8 @@ def check_automatic(
 # %% ../../nbs/more/19_run_command.ipynb #tokens
 def steps_for(
     tokens: str,  # "300M", "10B", "2.5e9"
-    step_tokens: int,  # of an optimizer step, over all processes
+    config: TrainConfig,
 ) -> int:
     "The steps that bring so many tokens, or a few more. UserError where it is no number of tokens."
-    found = re.fullmatch(r"([\d_]+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", tokens.strip(), re.IGNORECASE)
-    try:
-        number = Fraction(found[1]) * 1000 ** " KMBT".index(found[2].upper() or " ")
-    except (TypeError, ValueError):  # nothing was found, or 1__0
-        raise UserError(f"tokens = {tokens!r} is no number of tokens: say 300M or 10B") from None
-    return math.ceil(number / step_tokens)
+    step_tokens = config.data.batch_size * config.model.block_size
+    return -(-read_count("--tokens", tokens) // max(1, step_tokens))  # below 1 is refused later, in a sentence
