@@ -24,7 +24,7 @@ from tinygpt.ddp.world import run_processes
 from tinygpt.measure.speed import StepMeter, host_reads
 from tinygpt.run.config import EvalConfig
 from tinygpt.run.folder import claim_folder
-from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, choose_progress, due
+from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due, shows_bar
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import NEXT_TOKEN, Objective, next_token_loader, open_run
 from tinygpt.support import UserError
@@ -212,7 +212,8 @@ def test_a_line_for_each_reading_is_in_the_log_and_shown_where_no_bar_is(config,
 def test_a_bar_is_for_terminals_and_what_was_asked_for_stays(monkeypatch, out, err, expected):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: bool(out), raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: bool(err), raising=False)
-    assert choose_progress() == expected and choose_progress("bar") == "bar"
+    assert shows_bar("auto") == (expected == "bar")
+    assert shows_bar("bar") and not shows_bar("lines") and not shows_bar("none")
 
 
 def test_the_command_writes_no_bar_into_a_file(config, tmp_path):

@@ -18,7 +18,7 @@ from .evaluate.score import Score
 from .model import GPT
 from .run.command import parse_arguments
 from .run.config import TrainConfig
-from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, choose_progress, due, finish, introduce
+from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce, shows_bar
 from .run.parallel import any_rank
 from .run.setup import NEXT_TOKEN, Objective, last_words, open_run, score_run
 from .support import UserError, _speaks, command
@@ -51,16 +51,14 @@ def train(
     if objective.loss_fn and objective.needs_logits and config.system.loss_chunk:
         raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
     if eval_only:
-        run, val = score_run(config, resume, choose_progress(progress) == "bar")
+        run, val = score_run(config, resume, shows_bar(progress))
         return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
 
     world = init_world(config.check().system.device, timeout=1800)
     with (
         # a rank that is gone ends the run; patience is long at first, since a rank that reads data is silent
         Watchdog(world, lambda: last_words(config, objective.command), patience=300) as watchdog,
-        closing(
-            open_run(config, resume, overwrite, choose_progress(progress) == "bar", world, objective)
-        ) as run,
+        closing(open_run(config, resume, overwrite, shows_bar(progress), world, objective)) as run,
         Log(run, progress) as log,
         StopSignal() as signal,  # Ctrl-C raises a flag, and the loop looks at it
     ):

@@ -7,7 +7,6 @@ __all__ = ['ALIASES', 'Arguments', 'value_of', 'starting_point', 'switch_problem
            'parse_arguments', 'check_automatic', 'steps_for']
 
 # %% ../../nbs/more/19_run_command.ipynb #imports
-import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_type_hints
@@ -225,4 +224,6 @@ def steps_for(
 ) -> int:
     "The steps that bring so many tokens, or a few more. UserError where it is no number of tokens."
     step_tokens = config.data.batch_size * config.model.block_size
-    return -(-read_count("--tokens", tokens) // max(1, step_tokens))  # below 1 is refused later, in a sentence
+    return -(
+        -read_count("--tokens", tokens) // max(1, step_tokens)
+    )  # below 1 is refused later, in a sentence
