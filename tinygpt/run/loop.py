@@ -119,7 +119,7 @@ class Log:
     def __init__(
         self,
         run: Run,
-        progress: str = "none",  # "bar" with lines above it, "lines", "auto", "none"; files are always written
+        progress: str = "none",  # "bar" with lines above it, "lines", "auto", "none"; files are always made
     ):
         from tqdm import tqdm
 
