@@ -22,6 +22,7 @@ from tinygpt.measure.speed import (
     machine_peak,
     measure_bandwidth,
     measure_peak_flops,
+    promised_peak,
     si,
 )
 from tinygpt.model import GPT, GPTConfig
@@ -269,7 +270,8 @@ def test_throughput_does_not_depend_on_what_the_clock_shows(start):  # divided b
             meter.add(256)
         reading = meter.read()
         assert reading["tokens_per_second"] == pytest.approx(512, rel=1e-3)
-        assert reading["mfu"] == pytest.approx(512 * 6e6 / 1e10, abs=1e-3)
+        assert reading["of_measured_peak"] == pytest.approx(512 * 6e6 / 1e10, abs=1e-3)
+        assert "mfu" not in reading  # no datasheet
 
 
 def test_each_reading_counts_only_what_came_after_the_one_before():
@@ -329,8 +331,30 @@ def test_a_reading_tells_the_memory_and_fits_into_a_bar():
     meter.add(1000)
     reading = meter.read()
     assert reading["memory_gb"] == pytest.approx(used_memory() / 1e9, rel=0.01)
-    assert describe(reading).startswith("500 tokens/s, MFU 50%, ") and describe(reading).endswith(" GB")
-    assert describe({"tokens_per_second": 12345.0, "mfu": 0.123}) == "12.3 k tokens/s, MFU 12%"
+    assert describe(reading).startswith("500 tokens/s, 50% of the measured peak, ")
+    assert describe(reading).endswith(" GB")
+
+
+def test_mfu_is_the_share_of_the_datasheets_peak_as_in_the_field_and_the_measured_one_has_its_own_name():
+    meter = StepMeter(1e6, 1e9, clock=Clock(0.0), promised=2e9)
+    meter.clock.now = 2.0
+    meter.add(1000)
+    reading = meter.read()
+    assert (reading["mfu"], reading["of_measured_peak"]) == (0.25, 0.5)
+    assert describe(reading).startswith("500 tokens/s, MFU 25%")
+
+
+@pytest.mark.parametrize(
+    "name, dtype, promise",
+    [
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989e12),
+        ("NVIDIA H100 80GB HBM3", torch.float32, 67e12),
+        ("a pretend GPU", torch.bfloat16, None),
+    ],
+)
+def test_what_mfu_is_relative_to_is_known_for_gpus_of_the_table_only(monkeypatch, name, dtype, promise):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert promised_peak("cuda", dtype) == promise and promised_peak("cpu", dtype) is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from events import LAST_RESORT
 
 import tinygpt.run.loop as run_loop
 from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss, verify_checkpoint
@@ -23,7 +24,7 @@ from tinygpt.ddp.world import run_processes
 from tinygpt.measure.speed import StepMeter, host_reads
 from tinygpt.run.config import EvalConfig
 from tinygpt.run.folder import claim_folder
-from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due
+from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due, shows_bar
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import NEXT_TOKEN, Objective, next_token_loader, open_run
 from tinygpt.support import UserError
@@ -192,6 +193,44 @@ def test_the_log_writes_each_step_once_however_rarely_it_is_read(run):
     assert len(log.readings) == 3 and log.tokens_per_second > 0
 
 
+LINE = r"step (\d+): loss [\d.]+, lr [\d.e-]+, norm [\d.]+, [\d.e+]+ ms a step, .* tokens/s, \d+% of the"
+
+
+@pytest.mark.parametrize("progress", ["lines", "bar", "none"])
+def test_a_line_for_each_reading_is_in_the_log_and_shown_where_no_bar_is(config, progress, capsys):
+    config.eval = replace(config.eval, log_every=5, eval_every=0, save_every=0)
+    result = train(config, progress=progress)
+    out, err = capsys.readouterr()
+    log = (result.run / "log.txt").read_text()
+    assert re.findall(LINE, log) == ["5", "10", "15", "20"]
+    assert f"step 20: loss {result.losses[-1]:.4f}, lr" in log
+    assert re.findall(LINE, out) == (["5", "10", "15", "20"] if progress == "lines" else [])
+    assert ("\r" in err) == (progress == "bar") and ("validation loss" in out) == (progress != "none")
+
+
+@pytest.mark.parametrize(
+    "out, err, expected", [(1, 1, "bar"), (1, 0, "lines"), (0, 1, "lines"), (0, 0, "lines")]
+)
+def test_a_bar_is_for_terminals_and_what_was_asked_for_stays(monkeypatch, out, err, expected):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: bool(out), raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: bool(err), raising=False)
+    assert shows_bar("auto") == (expected == "bar")
+    assert shows_bar("bar") and not shows_bar("lines") and not shows_bar("none")
+
+
+def test_the_command_writes_no_bar_into_a_file(config, tmp_path):
+    flags = f"--data {config.data.source} --tokenizer byte --n-layer 1 --n-embd 16 --n-head 2 --block-size 16"
+    flags += " --max-steps 20 --eval-every 0 --sample-tokens 0 --final-eval-tokens 50 --no-compressors"
+    flags += " --device cpu --compile off --ngram-rows 8"
+    for more, shown in (("", True), ("--progress none", False)):
+        with open(tmp_path / "job.log", "w") as log:
+            command = [sys.executable, "-m", "tinygpt.train", *flags.split(), *more.split(), "--overwrite"]
+            done = subprocess.run(command, cwd=tmp_path, stdout=log, stderr=log, timeout=LAST_RESORT)
+        text = (tmp_path / "job.log").read_text()
+        assert done.returncode == 0 and "\r" not in text, text
+        assert re.findall(LINE, text) == (["10", "20"] if shown else [])
+
+
 def test_the_loss_in_the_log_is_the_mean_over_the_ranks(run, monkeypatch):
     monkeypatch.setattr(run.parallel, "mean", lambda losses: losses / 2 + 5)  # another rank has 10
     with Log(run) as log:
@@ -202,7 +241,9 @@ def test_the_loss_in_the_log_is_the_mean_over_the_ranks(run, monkeypatch):
 
 def test_the_speed_of_a_run_is_the_median_of_its_readings(run):
     with Log(run) as log:
-        log.readings = [dict(tokens_per_second=value, mfu=0.1) for value in (9000.0, 10.0, 8000.0)]
+        log.readings = [
+            dict(tokens_per_second=value, of_measured_peak=0.1) for value in (9000.0, 10.0, 8000.0)
+        ]
         assert log.tokens_per_second == 8000.0 and log.speed().startswith("8 k")
 
 
@@ -335,7 +376,7 @@ def test_the_judge_looks_once_a_step_and_a_look_that_finds_nothing_leaves_the_fi
     assert [line["step"] for line in read_metrics(config.folder) if "reward" in line] == [10]
     assert all(len(line) > 1 for line in read_metrics(config.folder))  # a number beside the step
     assert "reward" in (config.folder / "report.md").read_text()
-    assert (config.folder / "log.txt").read_text().count("step 20: ") == 2  # validations
+    assert (config.folder / "log.txt").read_text().count("step 20: validation") == 2
 
 
 def test_a_run_with_an_objective_goes_on_exactly_and_only_with_its_own_command(config):

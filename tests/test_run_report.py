@@ -2,7 +2,10 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from events import wait_until
 
 from tinygpt.run.report import RunLog, metric_sinks, plot_losses, read_metrics, smooth, write_report
 from tinygpt.support import UserError
+from tinygpt.train import train
 
 
 def test_lines_are_on_the_disk_as_soon_as_they_are_written(tmp_path):
@@ -317,3 +321,75 @@ def test_the_report_holds_results_settings_the_last_sample_and_the_commands(tmp_
     ):
         assert part in text, part
     assert "early" not in text
+
+
+class Stub:
+    "W&B's module, which notes how it is called."
+
+    def __init__(self):
+        self.calls, self.logged = [], []
+
+    def init(self, **settings):
+        self.calls.append(settings)
+        logged = self.logged
+        return SimpleNamespace(
+            id=settings.get("id", f"made{len(self.calls)}"),
+            log=lambda values, step: logged.append((step, values)),
+            finish=lambda: None,
+        )
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    stub = Stub()
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    return stub
+
+
+def test_a_run_that_goes_on_is_the_same_one_of_wandb_and_a_new_one_is_another(stub, tmp_path):
+    for from_step in (0, 5, 0):
+        [(write, close)] = metric_sinks(tmp_path, False, "lessons", {"optim": {"lr": 0.1}}, from_step)
+        write(dict(step=from_step, loss=1.0))
+    first, resumed, anew = stub.calls
+    assert first["project"] == "lessons" and first["name"] == tmp_path.name and "id" not in first
+    assert resumed == first | dict(id="made1") and resumed["resume"] == "allow"
+    assert "id" not in anew and (tmp_path / "wandb/id.txt").read_text() == "made3\n"
+    assert stub.logged == [(0, {"loss": 1.0}), (5, {"loss": 1.0}), (0, {"loss": 1.0})]
+
+
+def test_the_environments_wandb_variables_win_over_what_the_run_would_say(stub, tmp_path, monkeypatch):
+    for name in ("NAME", "DIR", "RESUME", "RUN_ID", "ENTITY", "RUN_GROUP", "TAGS"):
+        monkeypatch.setenv(f"WANDB_{name}", "mine")
+    metric_sinks(tmp_path, False, "lessons", {})
+    assert stub.calls == [dict(project="lessons", config={}, allow_val_change=True)]
+
+
+def test_a_resumed_run_goes_on_with_its_wandb_run(stub, config):
+    config.run.wandb, config.eval = "lessons", replace(config.eval, save_every=10, eval_every=0)
+    stub.__spec__ = object()  # the settings' check looks whether the package is there
+    whole = train(config, progress="none")
+    shutil.rmtree(whole.run / "checkpoints/step_000020")
+    train(config, progress="none", resume=True)
+    assert [call.get("id") for call in stub.calls] == [None, "made1"]
+    assert [step for step, values in stub.logged if "loss" in values] == [*range(20), *range(10, 20)]
+
+
+def test_tensorboard_hides_the_steps_that_are_made_again(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps, from_step in ((range(8), 0), (range(5, 10), 5)):  # killed at 8, saved at 5
+        log = RunLog(tmp_path, from_step, lambda text: None, metric_sinks(tmp_path, True, "", {}, from_step))
+        for step in steps:
+            log.write(step=step, loss=10.0 * (from_step + 1) + step)
+            if step == 4:
+                log.write(step=5, val_loss=3.0)  # of the checkpoint: it is not made again
+        log.close()
+    seen = EventAccumulator(str(tmp_path / "tensorboard"))
+    seen.Reload()
+    made = {e.step: e.value for e in seen.Scalars("loss")}  # the later one of a step
+    assert made == {step: 10.0 + step for step in range(5)} | {step: 60.0 + step for step in range(5, 10)}
+    assert [e.step for e in seen.Scalars("loss")].count(6) == 1
+    assert [(e.step, e.value) for e in seen.Scalars("val_loss")] == [(5, 3.0)]

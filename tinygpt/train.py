@@ -18,10 +18,10 @@ from .evaluate.score import Score
 from .model import GPT
 from .run.command import parse_arguments
 from .run.config import TrainConfig
-from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce
+from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce, shows_bar
 from .run.parallel import any_rank
 from .run.setup import NEXT_TOKEN, Objective, last_words, open_run, score_run
-from .support import UserError, command
+from .support import UserError, _speaks, command
 
 # %% ../nbs/19_train.ipynb #result
 @dataclass
@@ -41,9 +41,9 @@ class TrainResult:
 # %% ../nbs/19_train.ipynb #train
 def train(
     config: TrainConfig,
-    resume: bool = False,  # go on with the run in `config.folder`, from its newest good checkpoint
+    resume: bool | str = False,  # go on with the run in `config.folder`; "auto": where it has a checkpoint
     overwrite: bool = False,  # delete an earlier run there
-    progress: str = "bar",  # "bar" with lines above it, "lines" only (for notebooks), or "none"
+    progress: str = "auto",  # "bar" on a terminal, "lines" anywhere else; "bar", "lines", "none"
     eval_only: bool = False,  # only score both parts of the data: the run of `resume`, or init_from
     objective: Objective = NEXT_TOKEN,  # what it trains for; the default: the next token
 ) -> TrainResult:
@@ -51,14 +51,14 @@ def train(
     if objective.loss_fn and objective.needs_logits and config.system.loss_chunk:
         raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
     if eval_only:
-        run, val = score_run(config, resume, progress == "bar")
+        run, val = score_run(config, resume, shows_bar(progress))
         return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
 
     world = init_world(config.check().system.device, timeout=1800)
     with (
         # a rank that is gone ends the run; patience is long at first, since a rank that reads data is silent
         Watchdog(world, lambda: last_words(config, objective.command), patience=300) as watchdog,
-        closing(open_run(config, resume, overwrite, progress == "bar", world, objective)) as run,
+        closing(open_run(config, resume, overwrite, shows_bar(progress), world, objective)) as run,
         Log(run, progress) as log,
         StopSignal() as signal,  # Ctrl-C raises a flag, and the loop looks at it
     ):
@@ -98,7 +98,11 @@ def losses_of(
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.train [PRESET] [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
     args = parse_arguments(argv)
-    train(args.train, resume=args.resume is not None, overwrite=args.overwrite, eval_only=args.eval_only)
+    if args.nothing_left and not args.eval_only:
+        return print(args.nothing_left) if _speaks() else None
+    resume = args.resume if args.resume == "auto" else args.resume is not None
+    how = dict(overwrite=args.overwrite, eval_only=args.eval_only, progress=args.progress)
+    train(args.train, resume=resume, **how)
     close_world()
 
 

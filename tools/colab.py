@@ -101,7 +101,8 @@ def fresh_python(folder: Path) -> Path:
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (folder / "links").mkdir()
-    todo = [Requirement(r) for r in [*settings()["requirements"].split(), "ipykernel", "pip"]]
+    asked = map(Requirement, [*settings()["requirements"].split(), "ipykernel", "pip"])
+    todo = [r for r in asked if r.marker is None or r.marker.evaluate()]
     seen = set()
     while todo:
         requirement = todo.pop()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PEAKS', 'flops_by_part', 'flops_per_token', 'measure_peak_flops', 'measure_bandwidth', 'Peak', 'datasheet',
-           'machine_peak', 'si', 'host_reads', 'StepMeter', 'describe']
+           'machine_peak', 'promised_peak', 'si', 'host_reads', 'StepMeter', 'describe']
 
 # %% ../../nbs/07_measure.ipynb #imports
 import contextlib
@@ -140,15 +140,18 @@ def machine_peak(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,  # of the matrix products
 ) -> tuple[float, str]:
-    "(FLOP/s measured once per process, a sentence about it). MFU is relative to this."
-    device = str(device)
-    peak = _peak(device, dtype, torch.get_num_threads())
+    "(FLOP/s measured once per process, a sentence about it)."
+    peak = _peak(str(device), dtype, torch.get_num_threads())
     text = f"{si(peak)}FLOP/s measured by matrix products in {str(dtype).removeprefix('torch.')}"
-    sheet = datasheet(torch.cuda.get_device_name(device)) if device.startswith("cuda") else None
-    if sheet:
-        promised = sheet.single if dtype == torch.float32 else sheet.half
-        text += f"; the datasheet says {promised:g} T"
+    if promised := promised_peak(device, dtype):
+        text += f"; the datasheet says {promised / 1e12:g} T"
     return peak, text
+
+
+def promised_peak(device="cpu", dtype: torch.dtype = torch.float32) -> float | None:
+    "FLOP/s of a GPU's datasheet, or None: the MFU of the field is relative to this."
+    sheet = datasheet(torch.cuda.get_device_name(device)) if str(device).startswith("cuda") else None
+    return sheet and 1e12 * (sheet.single if dtype == torch.float32 else sheet.half)
 
 
 def si(
@@ -195,9 +198,10 @@ class StepMeter:
         peak_flops: float,  # FLOP/s of all devices together, see `machine_peak`
         device: str = "cpu",  # whose memory is read
         clock=time.perf_counter,  # seconds from any start; a test passes its own
+        promised: float | None = None,  # FLOP/s of their datasheets together, see `promised_peak`
     ):
         self.flops_per_token = flops_per_token
-        self.peak_flops = peak_flops
+        self.peak_flops, self.promised = peak_flops, promised
         self.device = str(device)
         self.clock = clock
         self.restart()
@@ -221,18 +225,14 @@ class StepMeter:
         self.start += self.clock() - began
 
     def read(self) -> dict[str, float]:
-        """What happened since the last reading, as values for metrics.jsonl; then start again.
-
-        Waits for the device.
-        """
+        "What happened since the last reading, as values for metrics.jsonl. Waits for the device."
         synchronize()
         seconds = self.clock() - self.start  # a difference of two readings: one reading alone is a date
         rate = self.tokens / seconds if seconds > 0 else 0.0  # a clock that stood still measured nothing
         self.restart()
-        values = {
-            "tokens_per_second": round(rate, 1),
-            "mfu": round(rate * self.flops_per_token / self.peak_flops, 4),
-        }
+        work = rate * self.flops_per_token
+        values = {"tokens_per_second": round(rate, 1), "of_measured_peak": round(work / self.peak_flops, 4)}
+        values |= {"mfu": round(work / self.promised, 4)} if self.promised else {}
         memory = used_memory(self.device)
         return values if memory is None else values | {"memory_gb": round(memory / 1e9, 3)}
 
@@ -242,4 +242,6 @@ def describe(
 ) -> str:
     "A reading in words, for a progress bar."
     memory = f", {reading['memory_gb']:.2f} GB" if "memory_gb" in reading else ""
-    return f"{si(reading['tokens_per_second']).strip()} tokens/s, MFU {reading['mfu']:.0%}{memory}"
+    measured = f"{reading['of_measured_peak']:.0%} of the measured peak"
+    used = f"MFU {reading['mfu']:.0%}" if "mfu" in reading else measured
+    return f"{si(reading['tokens_per_second']).strip()} tokens/s, {used}{memory}"

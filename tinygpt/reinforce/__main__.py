@@ -44,7 +44,7 @@ def reinforce(
     recipe: Recipe,
     resume: bool = False,  # go on with the run in `config.folder`
     overwrite: bool = False,  # delete an earlier run there
-    progress: str = "bar",
+    progress: str = "auto",
     questions: int = 64,  # held-out ones at each validation
 ) -> TrainResult:
     "Train on verdicts. UserError, before anything is written, for what cannot work."

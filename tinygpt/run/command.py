@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['ALIASES', 'Arguments', 'value_of', 'starting_point', 'switch_problem', 'fit_warmup', 'check_resumed', 'check_kept',
-           'parse_arguments']
+           'parse_arguments', 'check_automatic', 'steps_for']
 
 # %% ../../nbs/more/19_run_command.ipynb #imports
-import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
+from ..checkpoint import checkpoints
+from ..measure.__main__ import read_count
 from ..model import GPTConfig
 from .config import OptimConfig, RunConfig, TrainConfig, load_config
 from .presets import PRESETS, preset
@@ -24,13 +25,22 @@ class Arguments:
 
     train: TrainConfig
     config: str | None = None
-    """Start from this config.json of an earlier run; flags change single settings."""
+    """Start from this config.json of an earlier run, or from a .toml file with the same sections,
+    which may follow a preset; flags change single settings."""
     resume: str | None = None
-    """Go on with the run in this folder, from its newest good checkpoint."""
+    """Go on with the run in this folder, from its newest good checkpoint.
+    auto: go on with the run of these settings where it has a checkpoint, else begin it."""
     overwrite: bool = False
     """Delete an earlier run of the same name."""
     eval_only: bool = False
     """Do not train: score the newest checkpoint of --resume, or the weights of --init-from."""
+    tokens: str | None = None
+    """Tokens to train on, in place of --max-steps: 300M, 10B (K, M, B, T). The last step is a whole one."""
+    progress: Literal["auto", "bar", "lines", "none"] = "auto"
+    """What is shown while it trains. auto: a bar on a terminal, else a line every log_every steps.
+    The lines are in the run's log.txt in any case."""
+    # what `--resume auto` says of a finished run; no field, so no flag
+    nothing_left = ""
 
 # %% ../../nbs/more/19_run_command.ipynb #cli
 def value_of(
@@ -55,7 +65,8 @@ def starting_point(
 ) -> tuple[TrainConfig, str, list[str]]:
     """(the config that the flags change, where it is from in words, the flags).
 
-    It is a preset, a config.json or a run, but only one of them: else a UserError.
+    It is a preset, a config.json or a run, but only one of them: else a UserError. A .toml file changes
+    the preset before it.
     """
     has_preset = bool(argv) and not argv[0].startswith("-")
     name, flags = (argv[0], argv[1:]) if has_preset else (None, list(argv))
@@ -63,9 +74,12 @@ def starting_point(
     for flag, value in (("--config", file), ("--resume", run)):
         if value == "":
             raise UserError(f"{flag} is empty: name a folder or a file")
+    run = None if run == "auto" else run  # no place: where to go on follows from the settings
     named = {
         word: value for word, value in (("preset", name), ("--config", file), ("--resume", run)) if value
     }
+    if name and file and file.endswith(".toml"):
+        del named["preset"]
     if len(named) > 1:
         raise UserError(f"{' and '.join(named)} are two places to start from: give one of them")
     words = "the preset laptop" if not named else " ".join(*named.items())
@@ -76,7 +90,8 @@ def starting_point(
         config = load_config(folder / "config.json")
         config.run.out, config.run.name = str(folder.parent), folder.name
         return config, words, flags
-    return (load_config(Path(file)) if file else preset(name or "laptop")), words, flags
+    base = preset(name) if name else None
+    return (load_config(Path(file), base) if file else base or preset("laptop")), words, flags
 
 
 def switch_problem(
@@ -155,12 +170,60 @@ def parse_arguments(
         description=f"Train a GPT. The defaults shown are those of {words}.",
         config=(OmitArgPrefixes,),
     )
-    if not any(re.match("--warmup[-_]steps", flag) for flag in flags):  # nobody asked for this warm-up
-        fit_warmup(args.train.optim, config.optim)
     named = {flag.partition("=")[0].replace("-", "_") for flag in flags}
-    args.train.asked = frozenset(
+    if args.tokens is not None:
+        if "__max_steps" in named:
+            raise UserError("--tokens and --max-steps both say how long the run is: give one of them")
+        args.train.optim.max_steps = steps_for(args.tokens, args.train)
+    if "__warmup_steps" not in named:  # nobody asked for this warm-up
+        fit_warmup(args.train.optim, config.optim)
+    args.train.asked = config.asked | frozenset(
         field.name for field in fields(GPTConfig) if named & {f"__{field.name}", f"__no_{field.name}"}
     )
-    if args.resume is not None:
+    if args.resume == "auto":
+        check_automatic(args)
+    elif args.resume is not None:
         check_resumed(args.train.run, config.run, args.overwrite)
     return args
+
+# %% ../../nbs/more/19_run_command.ipynb #auto
+def check_automatic(
+    args: Arguments,  # of `--resume auto`; `nothing_left` is set where the run is finished
+) -> None:
+    "UserError where the run of this name was begun with settings that it keeps, and that are other ones now."
+    if args.overwrite:
+        raise UserError("--resume goes on with a run, --overwrite deletes it: give one of them")
+    config = args.train
+    found = checkpoints(config.folder)
+    if not found:
+        return  # it begins
+    before = load_config(config.folder / "config.json")
+    names = {field.name for field in fields(GPTConfig)} - {"vocab_size"}  # that one comes from the data
+    if config.run.init_from:  # the weights brought the form; what was asked for is compared
+        brought = names - config.asked - {"block_size", "dropout"}
+        config.model = replace(config.model, **{name: getattr(before.model, name) for name in brought})
+    kept = [("run", "seed"), ("run", "init_from"), *(("model", name) for name in sorted(names))]
+    differences = []
+    for group, name in kept:
+        then, now = (getattr(getattr(c, group), name) for c in (before, config))
+        if then != now:
+            differences.append(f"{name} = {now}, not {then}")
+    if differences:
+        told = f"the run in {config.folder} was begun with other settings ({', '.join(differences)})"
+        raise UserError(f"--resume auto: {told}: give those, or another --name")
+    report, last = config.folder / "report.md", found[-1]
+    is_last = int(last.name[5:]) == config.optim.max_steps
+    # the report is written after the last save
+    if is_last and report.is_file() and report.stat().st_mtime >= last.stat().st_mtime:
+        args.nothing_left = f"{config.folder} is finished: it has made its {config.optim.max_steps} steps"
+
+# %% ../../nbs/more/19_run_command.ipynb #tokens
+def steps_for(
+    tokens: str,  # "300M", "10B", "2.5e9"
+    config: TrainConfig,
+) -> int:
+    "The steps that bring so many tokens, or a few more. UserError where it is no number of tokens."
+    step_tokens = config.data.batch_size * config.model.block_size
+    return -(
+        -read_count("--tokens", tokens) // max(1, step_tokens)
+    )  # below 1 is refused later, in a sentence

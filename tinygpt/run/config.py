@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['BOUNDS', 'RunConfig', 'DataConfig', 'OptimConfig', 'EvalConfig', 'SystemConfig', 'type_problems', 'TrainConfig',
-           'least_memory', 'check_memory', 'config_from_dict', 'find_tokenizer', 'load_config']
+           'least_memory', 'check_memory', 'config_from_dict', 'find_tokenizer', 'read_toml', 'load_config']
 
 # %% ../../nbs/more/19_run_config.ipynb #imports
 import copy
 import dataclasses
+import difflib
 import math
 import os
 import re
@@ -17,7 +18,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -138,6 +139,9 @@ class EvalConfig:
     (a second per megabyte, once for a text)."""
     log_every: int = 10
     """Steps between readings of the loss."""
+    profile: str = ""
+    """FIRST:LAST, such as 20:22: write a trace of these steps, trace.json in the run's folder,
+    for Perfetto or chrome://tracing."""
     save_every: int = 500
     """Steps between checkpoints, each with a validation before it. 0: only at the end."""
     keep: int = 2
@@ -352,6 +356,10 @@ def _range_problems(config) -> Iterator[str]:
     rows, all_rows = config.data.micro_batch_size, config.data.batch_size
     if rows is not None and not 1 <= rows <= all_rows:
         yield f"micro_batch_size = {rows} must be between 1 and batch_size = {all_rows}"
+    steps = config.eval.profile
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", steps)
+    if steps and not (found and 1 <= int(found[1]) <= int(found[2]) <= config.optim.max_steps):
+        yield f"profile = {steps!r} is no FIRST:LAST of steps from 1 to max_steps: say 20:22"
     if not all(0 <= beta < 1 for beta in config.optim.betas):
         yield f"betas = {config.optim.betas}: both must be at least 0 and below 1"
 
@@ -437,8 +445,16 @@ def config_from_dict(
             else:
                 unknown.append(f"{group}.{name}")
     if unknown:
-        raise UserError(f"config: there is no setting called {', '.join(unknown)}")
+        raise UserError(f"config: there is no setting called {', '.join(map(_with_nearest, unknown))}")
     return config
+
+
+def _with_nearest(setting: str) -> str:
+    "A setting that does not exist, with the nearest one that does."
+    groups = {group: asdict(fields) for group, fields in vars(TrainConfig()).items()}
+    known = [*groups, *(f"{group}.{name}" for group, fields in groups.items() for name in fields)]
+    near = difflib.get_close_matches(setting, known, n=1)
+    return f"{setting} (did you mean {near[0]}?)" if near else setting
 
 
 def find_tokenizer(
@@ -459,20 +475,42 @@ def find_tokenizer(
         d.tokenizer = "bpe"
 
 
+def read_toml(
+    path: Path,
+) -> dict:
+    "What a TOML file holds. UserError if it cannot be read, or is none."
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8
+        raise UserError(f"{path} is no TOML ({str(error)[:100]}): mend it there") from None
+
+
 def load_config(
-    path: Path,  # a config.json
+    path: Path,  # a config.json, or a .toml file with the same sections
+    base: TrainConfig | None = None,  # what the file does not say; None: the defaults of the settings
 ) -> TrainConfig:
     """The TrainConfig in a file. UserError if it is damaged, or a setting in it is not of its type.
 
     Of a run whose tokenizer was a file that is gone, it names the one in a checkpoint.
     """
-    values = read_json(path, dict, "give the config.json of a run")
+    if Path(path).suffix == ".toml":
+        values = read_toml(path)
+    else:
+        values = read_json(path, dict, "give the config.json of a run")
     try:
-        config = config_from_dict(values)
+        config = config_from_dict(values, base)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     groups = [getattr(config, field.name) for field in dataclasses.fields(config)]
     if wrong := [problem for group in groups for problem in type_problems(group)]:
         raise UserError(f"{path}: {'; '.join(wrong)}")
     find_tokenizer(config, Path(path).parent)
+    if Path(path).suffix == ".toml":
+        config.asked = frozenset(values.get("model", {}))  # a person wrote them, as flags are
     return config

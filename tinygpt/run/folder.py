@@ -70,6 +70,7 @@ FILES = (
     "loss.png",
     "report.md",
     "eval.json",
+    "trace.json",
 )
 FOLDERS = ("checkpoints", "tensorboard", "wandb")
 

@@ -76,9 +76,10 @@ class RunLog:
         for number, (write, _) in enumerate(self.sinks):
             self.spare(f"sink {number} of the metrics", write, values)
 
-    def say(self, text: str):
+    def say(self, text: str, shown: bool = True):
         "Show a line and keep it in log.txt with the time."
-        self.spare("stdout", self.show, text)
+        if shown:
+            self.spare("stdout", self.show, text)
         self._append("log.txt", self.text, time.strftime("%H:%M:%S ") + text)
 
     def _append(self, what: str, file, line: str):
@@ -190,13 +191,16 @@ def metric_sinks(
     tensorboard: bool,
     wandb: str,  # the project; empty: not wanted
     config: dict,  # the run's settings, for W&B
+    from_step: int = 0,  # steps made so far: a resumed run goes on with the curves that it has there
 ) -> list[tuple[Callable, Callable]]:
     "(write, close) pairs that a RunLog hands its metrics to. The config was checked: the packages are there."
     sinks = []
     if tensorboard:
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(str(Path(folder) / "tensorboard"), flush_secs=10)
+        # what was written of later steps is hidden: they are made again
+        purge = dict(purge_step=from_step + 1) if from_step else {}
+        writer = SummaryWriter(str(Path(folder) / "tensorboard"), flush_secs=10, **purge)
 
         def to_tensorboard(values):
             for name, value in values.items():
@@ -207,7 +211,15 @@ def metric_sinks(
     if wandb:
         from wandb import init
 
-        run = init(project=wandb, name=Path(folder).name, dir=str(folder), config=config)
+        kept = Path(folder) / "wandb/id.txt"  # of the run there
+        given = dict(name=Path(folder).name, dir=str(folder), resume="allow")
+        given |= dict(id=kept.read_text().strip()) if from_step and kept.exists() else {}
+        # an argument would win over W&B's own variable; entity, group, tags and notes it finds by itself
+        own = dict(name="WANDB_NAME", dir="WANDB_DIR", resume="WANDB_RESUME", id="WANDB_RUN_ID")
+        given = {name: value for name, value in given.items() if own[name] not in os.environ}
+        run = init(project=wandb, config=config, allow_val_change=True, **given)
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(f"{run.id}\n")
 
         def to_wandb(values):
             run.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])

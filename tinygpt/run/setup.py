@@ -519,7 +519,7 @@ def _find_place(loader, state, kind: str) -> None:
 # %% ../../nbs/more/19_run_setup.ipynb #open
 def open_run(
     config: TrainConfig,
-    resume: bool = False,  # go on with the run in `config.folder`, from its newest good checkpoint
+    resume: bool | str = False,  # go on with the run in `config.folder`; "auto": where it has a checkpoint
     overwrite: bool = False,  # delete an earlier run there
     progress: bool = False,
     world: World | None = None,  # None: found here
@@ -530,12 +530,15 @@ def open_run(
     UserError, before anything is written, for what cannot work.
     """
     config = copy.deepcopy(config.check())
-    if resume:
-        find_tokenizer(config, config.folder)
     world = world or init_world(config.system.device, timeout=1800)
     with ExitStack() as claim:
         # rank 0 holds the folder until `claim` is closed: here after a mistake, else in `Run.close`
         on_first(world, lambda: claim.enter_context(claim_folder(config.folder)))
+        if resume == "auto":  # a run that was begun and saved nothing is begun anew
+            resume = on_first(world, lambda: bool(checkpoints(config.folder)))
+            overwrite = not resume
+        if resume:
+            find_tokenizer(config, config.folder)
         on_first(world, lambda: check_folder(config.folder, resume, overwrite))
         run = begin_run(config, resume, progress, world)
         run.objective = objective

@@ -1,0 +1,279 @@
+"""The command line of the trainer: the same command again, files of settings, budgets."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from events import LAST_RESORT
+
+from tinygpt.checkpoint import load_model
+from tinygpt.run.command import parse_arguments
+from tinygpt.run.config import read_toml
+from tinygpt.run.presets import preset
+from tinygpt.run.report import read_metrics
+from tinygpt.support import UserError
+from tinygpt.train import main
+
+# `--resume auto`
+
+QUICK = "--data {} --tokenizer byte --n-layer 1 --n-embd 16 --n-head 2 --block-size 16 --ngram-rows 8"
+QUICK += " --eval-every 0 --save-every 2 --eval-tokens 50 --final-eval-tokens 50 --sample-tokens 0 --keep 9"
+QUICK += " --no-compressors --device cpu --dtype float32 --threads 1 --compile off --batch-size 4 --name same"
+
+
+def test_the_same_command_begins_a_run_goes_on_with_it_and_ends_at_once(tmp_path, words, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = [*QUICK.format(words).split(), "--max-steps", "6", "--resume", "auto"]
+    assert main(command) == 0
+    whole = weights_of("runs/same")
+    assert "resumed from" not in capsys.readouterr().out
+    lines = Path("runs/same/metrics.jsonl").read_text()
+
+    shutil.rmtree("runs/same/checkpoints/step_000006")  # as after a kill at step 5
+    assert main(command) == 0
+    assert "resumed from runs/same/checkpoints/step_000004 after step 4" in capsys.readouterr().out
+    assert torch.equal(weights_of("runs/same"), whole)
+    assert [line["loss"] for line in map(json.loads, lines.splitlines()) if "loss" in line] == [
+        line["loss"] for line in read_metrics(Path("runs/same")) if "loss" in line
+    ]
+
+    before = {path: path.stat().st_mtime for path in Path("runs/same").rglob("*")}
+    assert main(command) == 0
+    assert capsys.readouterr().out == "runs/same is finished: it has made its 6 steps\n"
+    assert before == {path: path.stat().st_mtime for path in Path("runs/same").rglob("*")}
+
+    assert main([*command, "--max-steps", "8"]) == 0  # made longer
+    assert "after step 6" in capsys.readouterr().out and Path("runs/same/checkpoints/step_000008").is_dir()
+
+
+def weights_of(run: str) -> torch.Tensor:
+    return torch.cat([p.flatten() for p in load_model(Path(run))[0].parameters()])
+
+
+def test_a_run_that_saved_nothing_is_begun_anew_and_one_without_its_report_makes_it(
+    tmp_path, words, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    command = [*QUICK.format(words).split(), "--max-steps", "4", "--resume", "auto"]
+    assert main(command) == 0
+    whole = weights_of("runs/same")
+    shutil.rmtree("runs/same/checkpoints")  # killed before its first save
+    assert main(command) == 0 and torch.equal(weights_of("runs/same"), whole)
+    assert "resumed from" not in capsys.readouterr().out
+    Path("runs/same/report.md").unlink()  # killed after its last save
+    assert main(command) == 0 and Path("runs/same/report.md").is_file()
+    Path("runs/same/thesis.tex").write_text("years of work")
+    shutil.rmtree("runs/same/checkpoints")
+    assert main(command) == 2
+    assert "thesis.tex, which no run made" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--n-layer 5", r"other settings \(n_layer = 5, not 4\): give those, or another --name"),
+        ("--seed 7 --dropout 0.1", r"\(seed = 7, not 1337, dropout = 0.1, not 0.0\)"),
+        ("--init-from gpt2", "init_from = gpt2, not "),
+        ("--overwrite", "--overwrite deletes it"),
+    ],
+)
+def test_a_command_that_would_make_another_run_is_refused_with_what_differs(tmp_path, flags, words):
+    (tmp_path / "laptop/checkpoints/step_000500").mkdir(parents=True)
+    config = preset("laptop")
+    config.model.vocab_size = 1234  # as the data had it
+    (tmp_path / "laptop/config.json").write_text(json.dumps(asdict(config)))
+    same = ["--resume", "auto", "--out", str(tmp_path)]
+    assert parse_arguments([*same, "--learning-rate", "1", "--max-steps", "600"]).nothing_left == ""
+    with pytest.raises(UserError, match=words):
+        parse_arguments([*same, *flags.split()])
+
+
+def test_weights_to_begin_with_bring_their_form_when_the_run_goes_on_too(
+    tmp_path, words, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    quick = [*QUICK.format(words).split(), "--max-steps", "4"]
+    assert main([*quick, "--name", "first"]) == 0
+    tuned = (
+        "--init-from runs/first --block-size 16 --max-steps 4 --eval-every 0 --save-every 2 --sample-tokens 0"
+    )
+    tuned += (
+        f" --data {words} --final-eval-tokens 50 --no-compressors --device cpu --batch-size 4 --name tuned"
+    )
+    for stays in ("", "step_000004"):  # the model of the command is the preset's, that of the run is not
+        assert main([*tuned.split(), "--resume", "auto"]) == 0, capsys.readouterr().err
+        if stays == "":
+            shutil.rmtree("runs/tuned/checkpoints/step_000004")
+    assert "resumed from runs/tuned/checkpoints/step_000002" in capsys.readouterr().out
+    assert main([*tuned.split(), "--resume", "auto", "--n-layer", "3"]) == 2
+    assert "n_layer = 3, not 1" in capsys.readouterr().err
+
+
+# torchrun starts it: in the first attempt, rank 1 is killed before its seventh step
+KILLED_ONCE = """
+import os
+import signal
+import sys
+
+import tinygpt.run.loop as loop
+from tinygpt.train import Stepper, main
+
+real = loop.Stepper.__call__
+
+
+def step(self, x, y):
+    if self.run.step == 6 and self.run.world.rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, x, y)
+
+
+loop.Stepper.__call__ = step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+def test_a_job_that_torchrun_starts_again_ends_with_the_weights_of_one_that_was_not_killed(tmp_path, words):
+    (tmp_path / "killed_once.py").write_text(KILLED_ONCE)
+    flags = [*QUICK.format(words).split(), "--max-steps", "10", "--save-every", "4", "--dropout", "0.1"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    how = dict(cwd=tmp_path, capture_output=True, text=True, timeout=LAST_RESORT, env=env)
+    whole = [*torchrun, "-m", "tinygpt.train", *flags, "--name", "whole"]
+    again = [
+        *torchrun,
+        "--max-restarts",
+        "1",
+        "killed_once.py",
+        *flags,
+        "--name",
+        "killed",
+        "--resume",
+        "auto",
+    ]
+    done = [subprocess.run(words, **how) for words in (whole, again)]
+    assert [d.returncode for d in done] == [0, 0], done[0].stderr + done[1].stdout + done[1].stderr
+    assert (
+        "rank 1 " in done[1].stderr and "resumed from runs/killed/checkpoints/step_000004" in done[1].stdout
+    )
+    weights = [weights_of(str(tmp_path / "runs" / name)) for name in ("whole", "killed")]
+    assert torch.equal(*weights)
+
+
+# files of settings
+
+
+def test_a_toml_file_changes_a_preset_and_flags_change_the_file(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text("[optim]\nlearning_rate = 1  # a comment\nbetas = [0.8, 0.9]\n[model]\nn_layer = 3\n")
+    got = parse_arguments(["gpt2", "--config", str(path), "--n-layer", "4"]).train
+    expected = preset("gpt2")
+    expected.optim.learning_rate, expected.optim.betas, expected.model.n_layer = 1, (0.8, 0.9), 4
+    assert got == expected and got.asked == {"n_layer"}
+    alone = parse_arguments(["--config", str(path)]).train  # on the defaults of the settings, as JSON is
+    path.with_suffix(".json").write_text(json.dumps(read_toml(path)))
+    assert alone == parse_arguments(["--config", str(path.with_suffix(".json"))]).train != got
+
+
+def test_a_whole_run_as_toml_is_the_run(tmp_path):
+    "The form is that of config.json: its sections, its names."
+    lines = []
+    for group, settings in asdict(preset("tinystories")).items():
+        lines.append(f"[{group}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value is not None]
+    (tmp_path / "whole.toml").write_text("\n".join(lines))
+    assert parse_arguments(["--config", str(tmp_path / "whole.toml")]).train == preset("tinystories")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("[optim]\nlerning_rate = 1", r"called optim.lerning_rate \(did you mean optim.learning_rate\?\)"),
+        ("[modle]\nn_layer = 1", r"modle \(did you mean model\?\)"),
+        ("n_layer = 1", r"n_layer \(did you mean model.n_layer\?\)"),
+        ("[optim]\nmax_steps = 'many'", "max_steps = 'many' is not of the right type"),
+        ("[optim", "is no TOML"),
+        (b"\xff", "is no TOML"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_wrong_is_one_sentence_with_its_name(tmp_path, text, words):
+    path = tmp_path / "my.toml"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=f"my.toml.*{words}"):
+        parse_arguments(["laptop", "--config", str(path)])
+
+
+def test_a_whole_config_and_a_run_are_still_places_of_their_own(tmp_path):
+    for argv in (["laptop", "--config", "c.json"], ["laptop", "--config", "c.toml", "--resume", "runs/a"]):
+        with pytest.raises(UserError, match="two places"):
+            parse_arguments(argv)
+
+
+# a budget in tokens
+
+
+@pytest.mark.parametrize(
+    "tokens, steps",
+    [
+        ("10B", 19_074),
+        ("1", 1),
+        ("524288", 1),
+        ("524289", 2),
+        ("2.5e9", 4769),
+        ("1_000k", 2),
+        ("0.5T", 953_675),
+    ],
+)
+def test_a_budget_in_tokens_is_steps_rounded_up(tokens, steps):
+    assert parse_arguments(["gpt2", "--tokens", tokens]).train.optim.max_steps == steps
+
+
+def test_a_budget_counts_the_rows_that_the_flags_ask_for_and_shortens_the_warm_up():
+    argv = ["gpt2", "--tokens", "1M", "--batch-size", "8", "--block-size", "512"]
+    optim = parse_arguments(argv).train.optim
+    assert (optim.max_steps, optim.warmup_steps) == (245, 245 * 715 // 19_073)
+    assert parse_arguments(["gpt2"]).train.optim.max_steps == 19_073
+
+
+@pytest.mark.parametrize("tokens", ["ten", "10X", "-1B", "1.5", "", "1e999"])
+def test_what_is_no_number_of_tokens_is_one_sentence(tokens):
+    with pytest.raises(UserError, match="--tokens: "):
+        parse_arguments(["laptop", f"--tokens={tokens}"])
+
+
+def test_steps_and_tokens_are_not_given_both(tmp_path):
+    for flag in ("--max-steps", "--max_steps"):
+        with pytest.raises(UserError, match="--tokens and --max-steps both"):
+            parse_arguments(["laptop", "--tokens", "1B", flag, "5"])
+
+
+# a trace
+
+
+def test_a_trace_has_the_steps_that_were_asked_for_and_changes_no_weight(
+    tmp_path, words, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    command = [*QUICK.format(words).split(), "--max-steps", "6"]
+    assert main([*command, "--name", "plain"]) == main([*command, "--profile", "3:4"]) == 0
+    assert torch.equal(weights_of("runs/same"), weights_of("runs/plain"))
+    assert "steps 3 to 4 are in runs/same/trace.json" in capsys.readouterr().out
+    events = json.loads(Path("runs/same/trace.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "Optimizer.step#Muon.step" for event in events) == 2
+    assert not Path("runs/plain/trace.json").exists()
+    assert main([*command, "--overwrite"]) == 0  # the trace is a file of the run
+
+
+@pytest.mark.parametrize("steps", ["3", "4:3", "0:2", "5:1001", "a:b"])
+def test_a_trace_of_steps_that_do_not_exist_is_refused(steps):
+    [problem] = parse_arguments(["laptop", "--profile", steps]).train.problems()
+    assert problem == f"profile = {steps!r} is no FIRST:LAST of steps from 1 to max_steps: say 20:22"
