@@ -275,6 +275,7 @@ class Judge:
     def validate(self, max_tokens: int | None = None) -> Score:
         "Score the validation text; the default is `eval_tokens` of it."
         run, log = self.run, self.log
+        run.parallel.optimizer.zero_grad(set_to_none=True)  # as the next step would: they only take memory
         with log.pause():
             score = self.score(run.model, run.data.val, max_tokens=max_tokens or run.config.eval.eval_tokens)
         bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
