@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 import urllib.error
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from tinygpt.data.tokens import (
     check_size,
     hold_out,
     load_corpus,
+    open_split,
     open_token_data,
     prepare,
     shakespeare,
@@ -448,3 +451,59 @@ def test_token_files_one_after_the_other_read_as_one_array(cuts, part, places):
     assert len(shards) == 40 and shards.dtype == whole.dtype
     assert shards[part].tolist() == whole[part].tolist()
     assert shards[np.array(places, dtype=int)].tolist() == whole[np.array(places, dtype=int)].tolist()
+
+
+@pytest.fixture
+def many(tmp_path):
+    "[(file, tokens)] of 200 files of 100 tokens each, and all of their tokens."
+    whole = np.arange(20_000, dtype="<u2")
+    for k, piece in enumerate(np.split(whole, 200)):
+        (tmp_path / f"{k}.bin").write_bytes(piece.tobytes())
+    return [(tmp_path / f"{k}.bin", 100) for k in range(200)], whole
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts the open files in Linux's /proc")
+def test_more_token_files_can_be_read_than_may_be_open_at_one_time(many):
+    import resource
+
+    files, whole = many
+    before = len(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, limits[1]))
+    try:
+        shards = open_split(files, whole.dtype, 2**16)
+        assert len(os.listdir("/proc/self/fd")) == before  # nothing is open that nobody has read
+        places = np.random.default_rng(0).integers(0, 19_900, 500)
+        for at in places.tolist():
+            assert (shards[at : at + 100] == whole[at : at + 100]).all()
+        assert (shards[places] == whole[places]).all() and shards.tolist() == whole.tolist()
+        assert len(os.listdir("/proc/self/fd")) == before + tokens_module.OPEN_FILES
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    del shards
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_opening_many_token_files_reads_the_ends_of_each_and_no_more(many, monkeypatch):
+    files, whole = many
+    looked = []
+    monkeypatch.setattr(tokens_module, "check_ids", lambda ids, *_: looked.append(ids.size))
+    open_split([(path, 100) for path, _ in files], whole.dtype, 2**16)
+    assert looked == [100] * 400
+    long = files[0][0]
+    long.write_bytes(bytes(2 * 10**6))
+    looked.clear()
+    open_split([(long, 10**6)] * 200, whole.dtype, 2**16)
+    assert looked == [2500] * 400  # half a million at each end, shared out
+    looked.clear()
+    assert isinstance(open_split([(long, 10**6)], whole.dtype, 2**16), np.memmap)
+    assert looked == [500_000] * 2
+
+
+def test_a_row_of_ten_thousand_token_files_copies_the_row_alone():
+    shards = Shards(np.split(np.arange(40_000, dtype=np.uint16), 10_000))
+    tracemalloc.start()
+    row = shards[7:15]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert row.tolist() == list(range(7, 15)) and peak < 5000
