@@ -228,7 +228,10 @@ class Stepper:
         self.run = run
         tokens = run.config.optim.max_steps * run.step_tokens
         compile_ = run.config.system.compile
+        say = say if run.world.is_main else partial(_speak_up, run.world.rank)
         module, self.compile_line = compile_model(run.parallel.module, compile_, tokens, say)
+        if self.compile_line != on_first(run.world, lambda: self.compile_line):
+            say(self.compile_line)
         loss_fn = run.objective.loss_fn
         self.model = module if loss_fn is None else partial(_with_loss, loss_fn, module)
         run.model.train()
@@ -256,6 +259,11 @@ class Stepper:
             scaler=run.scaler,
         )
         return loss, norm, o.learning_rate * scale, x.numel() * run.world.world_size
+
+
+def _speak_up(rank, line):
+    "A line from a rank that has no log. One that does not compile is slower, and all others wait for it."
+    print(f"rank {rank}: {line}", file=sys.stderr, flush=True)
 
 
 def _with_loss(loss_fn, module, x, y, reduction):
