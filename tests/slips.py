@@ -383,9 +383,9 @@ SLIPS = [
     Slip(
         "data.tokens",
         "Shards.__getitem__",
-        "max(0, start - end + len(part))",
-        "start - end + len(part)",
-        "a slice over two files wraps around in the second",
+        "tokens[start - begin : stop - begin : step]",
+        "tokens[start - begin : stop : step]",
+        "a slice runs on behind its end",
     ),
     Slip(
         "data.tokens",

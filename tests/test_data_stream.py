@@ -421,6 +421,18 @@ def test_streams_leave_out_what_is_held_out_and_validate_on_it(tmp_path, cache):
     assert sorted(documents_in(epochs_of(batches, 0)[0])) == sorted(set(documents) - set(held_out))
 
 
+def test_a_start_opens_each_file_once(tmp_path, cache, monkeypatch):
+    for name in "abc":
+        pq.write_table(pa.table({"text": texts(300, seed=ord(name))}), tmp_path / f"{name}.parquet")
+    open_stream(str(tmp_path), "byte", val_fraction=0.1)  # its validation tokens are in the cache now
+    opened = []
+    real = Documents.open
+    monkeypatch.setattr(Documents, "open", lambda self, name: opened.append(name) or real(self, name))
+    data = open_stream(str(tmp_path), "byte", val_fraction=0.1)
+    make_loader("stream", data, 4, 8)
+    assert sorted(opened) == [str(tmp_path / f"{name}.parquet") for name in "abc"]
+
+
 def test_making_the_tokens_of_a_stream_is_told_where_it_is_asked_for(tmp_path, cache, capsys):
     write_jsonl(tmp_path / "d.jsonl", [f"text {i} " * 3 for i in range(300)])
     open_stream(str(tmp_path / "d.jsonl"), "byte", val_fraction=0.1, progress=True)

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 import urllib.error
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from tinygpt.data.tokens import (
     check_size,
     hold_out,
     load_corpus,
+    open_split,
     open_token_data,
     prepare,
     shakespeare,
@@ -448,3 +451,98 @@ def test_token_files_one_after_the_other_read_as_one_array(cuts, part, places):
     assert len(shards) == 40 and shards.dtype == whole.dtype
     assert shards[part].tolist() == whole[part].tolist()
     assert shards[np.array(places, dtype=int)].tolist() == whole[np.array(places, dtype=int)].tolist()
+
+
+@pytest.fixture
+def many(tmp_path):
+    "[(file, tokens)] of 200 files of 100 tokens each, and all of their tokens."
+    whole = np.arange(20_000, dtype="<u2")
+    for k, piece in enumerate(np.split(whole, 200)):
+        (tmp_path / f"{k}.bin").write_bytes(piece.tobytes())
+    return [(tmp_path / f"{k}.bin", 100) for k in range(200)], whole
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts the open files in Linux's /proc")
+def test_more_token_files_can_be_read_than_may_be_open_at_one_time(many):
+    import resource
+
+    files, whole = many
+    before = len(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, limits[1]))
+    try:
+        shards = open_split(files, whole.dtype, 2**16)
+        assert len(os.listdir("/proc/self/fd")) == before  # nothing is open that nobody has read
+        places = np.random.default_rng(0).integers(0, 19_900, 500)
+        for at in places.tolist():
+            assert (shards[at : at + 100] == whole[at : at + 100]).all()
+        assert (shards[places] == whole[places]).all() and shards.tolist() == whole.tolist()
+        assert len(os.listdir("/proc/self/fd")) == before + tokens_module.OPEN_FILES
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    del shards
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_opening_many_token_files_reads_the_ends_of_each_and_no_more(many, monkeypatch):
+    files, whole = many
+    looked = []
+    monkeypatch.setattr(tokens_module, "check_ids", lambda ids, *_: looked.append(ids.size))
+    open_split([(path, 100) for path, _ in files], whole.dtype, 2**16)
+    assert looked == [100] * 400
+    long = files[0][0]
+    long.write_bytes(bytes(2 * 10**6))
+    looked.clear()
+    open_split([(long, 10**6)] * 200, whole.dtype, 2**16)
+    assert looked == [2500] * 400  # half a million at each end, shared out
+    looked.clear()
+    assert isinstance(open_split([(long, 10**6)], whole.dtype, 2**16), np.memmap)
+    assert looked == [500_000] * 2
+
+
+def test_a_row_of_ten_thousand_token_files_copies_the_row_alone():
+    shards = Shards(np.split(np.arange(40_000, dtype=np.uint16), 10_000))
+    tracemalloc.start()
+    row = shards[7:15]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert row.tolist() == list(range(7, 15)) and peak < 5000
+
+
+def test_a_warm_start_reads_no_text_and_another_text_or_time_does(words, tmp_path, monkeypatch):
+    reads = []
+    load = tokens_module.load_corpus
+    monkeypatch.setattr(tokens_module, "load_corpus", lambda *a: reads.append(a) or load(*a))
+
+    def again(path=words, old=True, **kw):
+        "(folder, how often the text was read). The file is of an hour ago, or it keeps its time."
+        if old:
+            os.utime(path, ns=(0, path.stat().st_mtime_ns - 3600 * 10**9))
+        reads.clear()
+        return prepare(str(path), "byte", **kw).folder, len(reads)
+
+    first, times = again()
+    assert times == 1 and again(old=False) == (first, 0)
+    assert again() == (first, 1)  # touched: the hash decides
+    copy = tmp_path / "copy/words.txt"
+    copy.parent.mkdir()
+    copy.write_bytes(words.read_bytes())
+    assert again(copy) == (first, 1) and again(copy, old=False) == (first, 0)
+    assert again(old=False, separator="\\n")[1] == 1  # other documents
+    words.write_text(words.read_text().swapcase())  # of the same size
+    os.utime(words, ns=(0, words.stat().st_mtime_ns - 10**10))
+    changed, times = again(old=False)
+    assert changed != first and times == 1 and again(old=False) == (changed, 0)
+    (changed / "train.bin").unlink()  # what the cache has lost is made again
+    assert again(old=False) == (changed, 1) and (changed / "train.bin").exists()
+    words.write_text(words.read_text().swapcase())  # just now: it may be written once more in this tick
+    assert again(old=False) == again(old=False) == (first, 1)
+
+
+def test_the_warning_of_a_text_is_said_at_a_warm_start_too(tmp_path, capsys):
+    path = tmp_path / "s.txt"
+    path.write_text("one<|endoftext|>two" * 100)
+    os.utime(path, ns=(0, 10**18))
+    for _ in range(2):
+        prepare(str(path), "byte", progress=True)
+        assert "give --separator" in capsys.readouterr().err

@@ -9,9 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tinygpt.accumulate_memory as chunks
 from tinygpt.checkpoint import save_checkpoint
+from tinygpt.checkpoint_open import open_model
 from tinygpt.data.tokens import Corpus, write_token_data
-from tinygpt.evaluate.__main__ import evaluate_text, main, save_result, text_line, text_tokens
+from tinygpt.evaluate.__main__ import (
+    evaluate_text,
+    held_out_text,
+    main,
+    save_result,
+    text_line,
+    text_tokens,
+)
 from tinygpt.evaluate.score import evaluate
 from tinygpt.evaluate.tasks import evaluate_task, task_line
 from tinygpt.model import GPT, GPTConfig
@@ -150,6 +159,20 @@ def test_a_run_is_scored_on_what_it_held_out_of_its_own_text(config, how, capsys
     val = train(config, progress="none", resume=True, eval_only=True).val  # the trainer's way to its text
     assert result["data"] == config.data.source and result["loss"] == pytest.approx(val.loss, rel=1e-5)
     assert (result["tokens"], result["bytes"]) == (val.tokens, val.bytes)
+
+
+def test_a_run_that_was_tuned_to_fit_is_scored_in_its_rows_and_chunks(config, monkeypatch, capsys):
+    config.data.micro_batch_size, config.system.loss_chunk = 2, 8
+    trained = train(config, progress="none").run
+    rows, logits = set(), []
+    seen = GPT.features, chunks._chunk
+    monkeypatch.setattr(GPT, "features", lambda *a, **kw: rows.add(len(a[1])) or seen[0](*a, **kw))
+    monkeypatch.setattr(chunks, "_chunk", lambda *a, **kw: logits.append(len(a[0])) or seen[1](*a, **kw))
+    assert call(trained) == 0 and rows == {2} and set(logits) == {8}
+    assert call(trained, "--batch-size", 5) == 0 and max(rows) == 5
+    small, whole = json.loads((trained / "eval.json").read_text())[0], open_model(str(trained))
+    want = evaluate_text(*whole[:2], tokens=held_out_text(whole[2], whole[1])[1])
+    assert small["loss"] == pytest.approx(want["loss"], rel=1e-6) and small["bytes"] == want["bytes"]
 
 
 def test_where_the_text_of_a_run_is_gone_or_another_one_it_is_told(config, words, capsys):

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ from safetensors.torch import load_file
 from two_hosts import TwoHosts, why_not
 
 import tinygpt.accumulate as accumulate_module
+import tinygpt.run.loop as loop_module
 import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints
+from tinygpt.compile import compile_model
 from tinygpt.ddp.watchdog import Watchdog
 from tinygpt.ddp.world import World, run_processes
 from tinygpt.model import GPT, GPTConfig
@@ -158,6 +161,27 @@ def test_muon_gets_its_settings_and_the_format_of_the_run(place, dtype):
         assert muon.dtype == getattr(torch, dtype) and f"({dtype} Newton-Schulz)" in line
         assert {group["weight_decay"] for group in muon.param_groups} == {0.3}
         assert [group["weight_decay"] for group in adamw.param_groups] == [0.2, 0.0]
+
+
+def run_with_a_broken_compiler_on_one_rank(world, config):
+    def full_disk(graph, inputs):
+        raise OSError("No space left on device")
+
+    loop_module.compile_model = partial(compile_model, backend="eager" if world.is_main else full_disk)
+    train(config, progress="none")
+    config.run.name = "another"
+    line = "compiled" if world.is_main else "not compiled: no C++ compiler"
+    loop_module.compile_model = lambda module, *_: (module, line)
+    train(config, progress="none")
+
+
+def test_a_rank_that_does_not_compile_says_so_with_its_number(tmp_path, words, capfd):
+    config = make_config(tmp_path, words, "broken", parallel="zero", steps=4)
+    config.system = replace(config.system, compile="on", loss_chunk=0)
+    run_processes(run_with_a_broken_compiler_on_one_rank, 2, config, timeout=LAST_RESORT)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "not compiled" in line]
+    assert len(lines) == 2 and lines[1] == "rank 1: not compiled: no C++ compiler"
+    assert lines[0].startswith("rank 1: not compiled, going on without:") and "No space left" in lines[0]
 
 
 def run_in_bfloat16(world, folder, words):

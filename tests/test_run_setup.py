@@ -23,18 +23,21 @@ from tinygpt.model_hf import export_hf
 from tinygpt.precision import Policy
 from tinygpt.run.command import parse_arguments
 from tinygpt.run.config import load_config
+from tinygpt.run.loop import Judge, Log, Stepper
 from tinygpt.run.presets import PRESETS, preset
 from tinygpt.run.setup import (
     Objective,
     begin_run,
     choose_prompt,
     initial_model,
+    judge_of,
     kept_settings,
     last_words,
     open_run,
     score_run,
+    validation_rows,
 )
-from tinygpt.support import UserError
+from tinygpt.support import UserError, peak_bytes
 from tinygpt.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from tinygpt.train import main, train
 
@@ -259,6 +262,48 @@ def test_to_score_a_model_takes_no_memory_for_training(config, monkeypatch):
     assert quiet(config, eval_only=True).val.tokens
     with pytest.raises(UserError, match="memory: model and training step"):
         quiet(config)
+
+
+@pytest.mark.parametrize("form", [GPTConfig.gpt2, GPTConfig.llama, GPTConfig.modern])
+@pytest.mark.parametrize(
+    "micro, system",
+    [
+        (None, {}),
+        (1, dict(loss_chunk=64)),
+        (None, dict(loss_chunk=64, checkpoint_activations=True)),
+    ],
+)
+def test_a_validation_holds_no_more_memory_than_a_training_step(config, form, micro, system):
+    config.model = form(**SMALL | dict(block_size=512, n_layer=3))
+    config.data = replace(config.data, batch_size=2, micro_batch_size=micro)
+    config.system = replace(config.system, **system)
+    run = open_run(config)
+    with Log(run) as log:
+        step, judge = Stepper(run, print), Judge(run, log)
+        batch = next(run.loader)
+
+        def train_and_validate():
+            step(*batch)
+            judge.validate(20_000)
+
+        train_and_validate()
+        training = peak_bytes(lambda: step(*batch))
+        run.parallel.optimizer.zero_grad()
+        both = peak_bytes(train_and_validate)
+    run.close()
+    assert both <= training
+
+
+def test_validation_in_chunks_gives_the_score_of_whole_logits_in_the_rows_that_presets_have(config):
+    run = begin_run(config)
+    whole = judge_of(run)(run.model, run.data.val)
+    run.config.system.loss_chunk = 5
+    chunked = judge_of(run)(run.model, run.data.val)
+    assert abs(whole.nats - chunked.nats) < 1e-6 * whole.nats and run.model.training
+    assert (whole.tokens, whole.bytes) == (chunked.tokens, chunked.bytes)
+    for make in PRESETS.values():  # recorded figures keep their last digits
+        assert validation_rows(make()) == max(16, 4096 // make().model.block_size)
+    assert validation_rows(make(), world_size=10**6) >= 1
 
 
 def test_last_words_name_the_newest_checkpoint_and_the_way_on(config):

@@ -54,7 +54,7 @@ def checkpoint_blocks(
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-one-chunk
 def _chunk(z, targets, V, softcap, wide, need_grad):
-    """(sum of the losses, their gradient with respect to z) for the products z.
+    """(the losses of the tokens, the gradient of their sum with respect to z) for the products z.
 
     z is (chunk, V or padded), and is overwritten.
     """
@@ -69,15 +69,15 @@ def _chunk(z, targets, V, softcap, wide, need_grad):
     slope = 1 - logits.div(softcap).square_() if softcap and need_grad else None
     dz = logits.sub_(top).exp_()
     total = dz.sum(-1, keepdim=True)
-    loss = (total.log() + top - picked).masked_fill_(ignored[:, None], 0).sum()
+    losses = (total.log() + top - picked).masked_fill_(ignored[:, None], 0)[:, 0]
     if not need_grad:
-        return loss, None
+        return losses, None
     dz.div_(total)  # softmax
     dz.scatter_add_(1, at, dz.new_full((1, 1), -1.0).expand_as(at))
     dz.masked_fill_(ignored[:, None], 0)
     z[:, V:] = 0
     z[:, :V] = dz if slope is None else dz.mul_(slope)
-    return loss, z
+    return losses, z
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-function
 def _product_dtype(x):
@@ -88,23 +88,38 @@ def _product_dtype(x):
     return x.dtype
 
 
+def _products(x, weight, V):
+    "(what products compute in, what losses are in, the head that x is multiplied with)."
+    dtype = _product_dtype(x)
+    # on a GPU the padding fills the product's tiles
+    head = weight[:V] if x.device.type == "cpu" else weight
+    return dtype, torch.promote_types(dtype, torch.float32), head.to(dtype)
+
+
+@torch.no_grad()
+def _token_losses(x, weight, targets, V, softcap, chunk):
+    "The loss of each token, (N,), for those who only look: no gradient is made."
+    dtype, wide, head = _products(x, weight, V)
+    losses = []
+    with torch.autocast(x.device.type, enabled=False):
+        for xb, yb in zip(x.split(chunk), targets.split(chunk)):
+            losses.append(_chunk(xb.to(dtype) @ head.mT, yb, V, softcap, wide, need_grad=False)[0])
+    return torch.cat(losses)
+
+
 class _ChunkedLoss(torch.autograd.Function):
     "Sum of the losses; the gradients are made in the forward, chunk by chunk, while its logits are there."
 
     @staticmethod
     def forward(ctx, x, weight, targets, V, softcap, chunk, of_x, of_weight):  # whose gradient is needed
-        kind = x.device.type
-        dtype = _product_dtype(x)
-        wide = torch.promote_types(dtype, torch.float32)
-        # on a GPU the padding fills the product's tiles
-        head = (weight[:V] if kind == "cpu" else weight).to(dtype)
+        dtype, wide, head = _products(x, weight, V)
         loss = torch.zeros((), dtype=wide, device=x.device)
         dx = torch.empty_like(x) if of_x else None
         dw = torch.zeros_like(weight, dtype=wide) if of_weight else None
-        with torch.autocast(kind, enabled=False):
+        with torch.autocast(x.device.type, enabled=False):
             for i, (xb, yb) in enumerate(zip(x.split(chunk), targets.split(chunk))):
                 part, dz = _chunk(xb.to(dtype) @ head.mT, yb, V, softcap, wide, of_x or of_weight)
-                loss += part
+                loss += part.sum()
                 if of_x:
                     dx[i * chunk : i * chunk + len(xb)] = dz @ head
                 if of_weight:
@@ -127,9 +142,9 @@ def chunked_cross_entropy(
     targets: torch.Tensor,  # (...) int64; -100 is not counted
     vocab_size: int | None = None,  # V; None: all rows of the weight
     logit_softcap: float = 0.0,  # logits are cap tanh(logits / cap); 0: off
-    reduction: str = "mean",  # over the counted targets, 0 where there are none; or "sum"
+    reduction: str = "mean",  # over the counted targets, 0 where there are none; "sum"; or "none"
     chunk: int = 1024,  # tokens whose logits exist at one time
-) -> torch.Tensor:  # a float32 scalar (float64 for float64 inputs)
+) -> torch.Tensor:  # a float32 scalar (float64 for float64 inputs); "none": (...), and without a graph
     """Cross-entropy of x @ weight.T without ever holding all logits. As many FLOPs as the usual way.
 
     The idea of Liger's fused loss, https://arxiv.org/abs/2410.10989. Once differentiable. UserError for
@@ -146,42 +161,45 @@ def chunked_cross_entropy(
             f"weight {tuple(weight.shape)} does not fit inputs of width {x.shape[-1]} "
             f"and vocab_size = {V}: pass the head's (V, C)"
         )
-    if chunk < 1 or reduction not in ("mean", "sum"):
+    if chunk < 1 or reduction not in ("mean", "sum", "none"):
         raise UserError(
             f"chunk = {chunk}, reduction = {reduction!r}: "
-            'choose a chunk of at least 1 token, and "mean" or "sum"'
+            'choose a chunk of at least 1 token, and "mean", "sum" or "none"'
         )
+    flat = x.reshape(-1, x.shape[-1]), weight, targets.flatten(), V, float(logit_softcap), chunk
+    if reduction == "none":
+        return _token_losses(*flat).view_as(targets)
     needs = [torch.is_grad_enabled() and t.requires_grad for t in (x, weight)]
-    flat = x.reshape(-1, x.shape[-1]), weight, targets.flatten()
-    loss = _ChunkedLoss.apply(*flat, V, float(logit_softcap), chunk, *needs)
+    loss = _ChunkedLoss.apply(*flat, *needs)
     if reduction == "sum":
         return loss
     return loss / (targets != -100).sum().clamp(min=1)
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #model
 class ChunkedLossGPT(nn.Module):
-    """A GPT for training only: called as the GPT is, returns (None, loss).
+    """A GPT for training and validation: called as the GPT is, returns (None, loss).
 
     It never holds the logits of more than `chunk` tokens.
     """
 
     def __init__(
         self,
-        model: nn.Module,  # a GPT; it keeps its parameters: evaluate, sample from and save that one
+        model: nn.Module,  # a GPT; it keeps its parameters: sample from and save that one
         chunk: int = 1024,  # tokens
     ):
         super().__init__()
         self.model = model
         self.chunk = chunk
+        self.config = model.config
 
     def forward(
         self,
         idx: torch.Tensor,  # (B, T) int64
         targets: torch.Tensor,  # (B, T) int64; -100 is not counted
-        reduction: str = "mean",
+        reduction: str = "mean",  # as for `chunked_cross_entropy`
         mask: torch.Tensor | None = None,  # as for the GPT
     ) -> tuple[None, torch.Tensor]:
-        config = self.model.config
+        config = self.config
         features = self.model.features(idx, mask=mask)
         head = (self.model.lm_head or self.model.wte).weight
         loss = chunked_cross_entropy(

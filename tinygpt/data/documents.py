@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 from tinygpt.data.chunks import (
@@ -61,7 +62,7 @@ class Documents:
     def __len__(self):
         return len(self.files)
 
-    @property
+    @cached_property  # each file is opened for it, so once is enough
     def fingerprint(self) -> str:
         """16 hex digits that change with the files, their sizes and beginnings, and with how they are cut.
 
@@ -131,13 +132,16 @@ class Documents:
             for chunk in self.chunks(number, skip if number == file else 0):
                 yield number, chunk
 
-    def text_bytes(self) -> int:
+    def text_bytes(
+        self,
+        look: bool = True,  # into the footers of parquet files; False: no file is opened
+    ) -> int:
         "About how many bytes of text there are: from parquet footers; of compressed files by a usual ratio."
         total = sum(len(t.encode()) for t in self.texts or ())
         for group in self.files:
             for name, size in group:
                 if name.endswith(".parquet"):
-                    total += self._parquet_bytes(name)
+                    total += self._parquet_bytes(name) if look else size * 2
                 elif name.endswith((".gz", ".zst")):
                     total += size * 4
                 else:

@@ -378,7 +378,7 @@ def open_stream(
         return Corpus("stream", held_out[:1], held_out, documents.source), made
 
     opened = fill_cache(folder, make, progress)
-    train = dict(documents=None, bytes=documents.text_bytes(), fingerprint=origin, shards=[])
+    train = dict(documents=None, bytes=documents.text_bytes(look=False), fingerprint=origin, shards=[])
     splits = {**opened.meta["splits"], "train": train}
     meta = {**opened.meta, "stream": True, "val_fraction": val_fraction, "splits": splits}
     return TokenData(folder, meta, opened.tokenizer, documents, opened.val)

@@ -281,7 +281,10 @@ class Stepper:
         self.run, self.tracer = run, Tracer(run, say)
         tokens = run.config.optim.max_steps * run.step_tokens
         compile_ = run.config.system.compile
+        say = say if run.world.is_main else partial(_speak_up, run.world.rank)
         module, self.compile_line = compile_model(run.parallel.module, compile_, tokens, say)
+        if self.compile_line != on_first(run.world, lambda: self.compile_line):
+            say(self.compile_line)
         if run.objective.loader is None:  # its rows are text
             module = run.apart(module)
         loss_fn = run.objective.loss_fn
@@ -315,6 +318,11 @@ class Stepper:
         return loss, norm, o.learning_rate * scale, x.numel() * run.world.world_size
 
 
+def _speak_up(rank, line):
+    "A line from a rank that has no log. One that does not compile is slower, and all others wait for it."
+    print(f"rank {rank}: {line}", file=sys.stderr, flush=True)
+
+
 def _with_loss(loss_fn, module, x, y, reduction):
     "What `train_step` calls in place of the model: (logits, sum of the losses)."
     return None, loss_fn(module, x, y)
@@ -332,6 +340,7 @@ class Judge:
     def validate(self, max_tokens: int | None = None) -> Score:
         "Score the validation text; the default is `eval_tokens` of it."
         run, log = self.run, self.log
+        run.parallel.optimizer.zero_grad(set_to_none=True)  # as the next step would: they only take memory
         with log.pause():
             score = self.score(run.model, run.data.val, max_tokens=max_tokens or run.config.eval.eval_tokens)
         bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"

@@ -6,7 +6,8 @@
 __all__ = ['LossFn', 'NEXT_TOKEN', 'open_run_data', 'compare_with_compressors', 'initial_model', 'check_vocabulary',
            'check_borders', 'begins_masked', 'mask_lines', 'first_words', 'choose_prompt', 'score_splits',
            'go_on_command', 'last_words', 'check_same', 'Objective', 'kept_settings', 'Run', 'begin_run', 'resume_run',
-           'equip_run', 'next_token_loader', 'open_run', 'take_folder', 'write_config', 'score_run', 'judge_of']
+           'equip_run', 'next_token_loader', 'open_run', 'take_folder', 'write_config', 'score_run', 'validation_rows',
+           'judge_of']
 
 # %% ../../nbs/more/19_run_setup.ipynb #imports
 import copy
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..accumulate_memory import checkpoint_blocks
+from ..accumulate_memory import ChunkedLossGPT, checkpoint_blocks
 from ..attention import fastest_attention
 from tinygpt.checkpoint import (
     checkpoints,
@@ -42,6 +43,7 @@ from ..data.tokens import TOKENIZERS, Shards, TokenData, build_tokenizer
 from ..ddp.world import World, init_world
 from ..document_masks import Apart, was_masked
 from ..evaluate.score import Score, compressor_bits, evaluate
+from ..measure.memory import activation_bytes
 from ..measure.speed import machine_peak
 from ..model import GPT
 from ..model_hf import load_hf
@@ -595,18 +597,42 @@ def score_run(
     longest = config.eval.final_eval_tokens
     return run, score_splits(run.model, run.data, judge_of(run), longest, say, run.how)
 
+# %% ../../nbs/more/19_run_setup.ipynb #validation
+def validation_rows(
+    config: TrainConfig,
+    world_size: int = 1,  # processes
+) -> int:
+    "Rows of a validation's forward: they need no more memory than the rows of a training micro-step."
+    m, d, system = config.model, config.data, config.system
+    rows = -(-d.batch_size // world_size)
+    rows = min(rows, d.micro_batch_size or rows)
+    kept = activation_bytes(m, 1)  # of one row
+    block = kept["attention"] + kept["mlp"]
+    blocks = m.n_layer * block
+    if system.checkpoint_activations:  # each block's input, and one block that is computed again
+        blocks = m.n_layer * 4 * m.n_embd * m.block_size + block
+    # logits, and what the loss keeps of them; training adds their gradient
+    logits = 0 if system.loss_chunk else 4 * m.vocab_size * m.block_size
+    head = kept["outer"] + (logits + kept["loss"] if logits else 0)
+    training = blocks + head + logits
+    looking = max(kept["attention"], kept["mlp"], head)  # one after the other
+    looking += 32 * m.block_size  # inputs, targets, and a loss for each
+    # short rows in larger batches: at least 4096 tokens in a forward, where they fit
+    return max(1, min(max(16, 4096 // m.block_size), rows * training // looking))
+
 
 def judge_of(
     run: Run,
 ) -> Callable[..., Score]:
     "`evaluate` for this run: judge(model, tokens, max_tokens=...) -> Score, over all processes."
-    world, token_bytes = run.world, run.data.tokenizer.token_bytes()
+    config, world, token_bytes = run.config, run.world, run.data.tokenizer.token_bytes()
     place = dict(rank=world.rank, world_size=world.world_size)
-    # short rows in larger batches: at least 4096 tokens in a forward
-    rows = max(16, 4096 // run.config.model.block_size)
-    settings = dict(token_bytes=token_bytes, batch_size=rows, autocast=run.policy.autocast)
+    rows = validation_rows(config, world.world_size)
+    settings = dict(token_bytes=token_bytes, batch_size=rows, autocast=run.policy.autocast) | place
 
-    def judge(model: GPT, *args, **how) -> Score:
-        return evaluate(run.apart(model), *args, **settings, **place, **how)
+    def judge(model: GPT, tokens: np.ndarray, max_tokens: int | None = None) -> Score:
+        if config.system.loss_chunk:
+            model = ChunkedLossGPT(model, config.system.loss_chunk).train(model.training)
+        return evaluate(run.apart(model), tokens, max_tokens=max_tokens, **settings)
 
     return judge
