@@ -634,3 +634,11 @@ def test_a_run_that_came_while_the_data_was_read_is_not_deleted_unasked(config, 
     with pytest.raises(UserError, match="exists: go on with it by --resume"):
         quiet(config)
     assert checkpoints(config.folder)
+
+
+def test_a_loss_that_reads_logits_is_refused_with_a_loss_in_pieces_before_anything_is_written(config):
+    config.system.loss_chunk = 64
+    own = Objective(loss_fn=lambda module, x, y: module(x, y, reduction="sum")[1], needs_logits=True)
+    with pytest.raises(UserError, match="needs the logits, all at once: set loss_chunk = 0"):
+        train(config, progress="none", objective=own)
+    assert not config.folder.exists()

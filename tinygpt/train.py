@@ -21,7 +21,7 @@ from .run.config import TrainConfig
 from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce, shows_bar
 from .run.parallel import any_rank
 from .run.setup import NEXT_TOKEN, Objective, last_words, open_run, score_run
-from .support import UserError, _speaks, command
+from .support import _speaks, command
 
 # %% ../nbs/19_train.ipynb #result
 @dataclass
@@ -48,8 +48,6 @@ def train(
     objective: Objective = NEXT_TOKEN,  # what it trains for; the default: the next token
 ) -> TrainResult:
     "Train a GPT. UserError, before anything is written, for settings or data that cannot work."
-    if objective.loss_fn and objective.needs_logits and config.system.loss_chunk:
-        raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
     if eval_only:
         run, val = score_run(config, resume, shows_bar(progress))
         return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
@@ -67,7 +65,9 @@ def train(
         introduce(run, log, stepper.compile_line)
         stop = run.finished  # a run that goes on may have all its steps already
         while not stop:
-            log.add(*stepper(*next(run.loader)))  # one step; its loss and norm stay on the device
+            x, y = next(run.loader)
+            loss, norm, rate, tokens = stepper(x, y)  # one step; loss and norm stay on the device
+            log.add(loss, norm, rate, tokens)
             run.step += 1
             stop = run.finished or any_rank(run.world, signal.stop)  # asked when the step is counted
             if stop and not run.finished:

@@ -532,6 +532,8 @@ def open_run(
     UserError, before anything is written, for what cannot work.
     """
     config = copy.deepcopy(config.check())
+    if objective.loss_fn and objective.needs_logits and config.system.loss_chunk:
+        raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
     world = world or init_world(config.system.device, timeout=1800)
     with ExitStack() as claim:
         # rank 0 holds the folder until `claim` is closed: here after a mistake, else in `Run.close`
