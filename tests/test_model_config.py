@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.model_config import model_problems
 from tinygpt.support import UserError
 
 BAD = [
@@ -54,6 +55,7 @@ def test_every_field_of_the_config_has_a_bad_value_above():
 
 def test_all_problems_are_told_together_before_anything_is_made():
     config = GPTConfig(n_layer=0, n_head=5, n_kv_head=2, position="x", dropout=1.5, bias=None, init="mup")
+    assert list(model_problems(config)) == config.problems()
     with pytest.raises(UserError) as error:
         GPT(config)
     for word in (
