@@ -10,9 +10,9 @@ sides have the same rates, the same warm-up, the same clipping and the same seed
 weights and the batches. The loss is that of held-out text, the same rows for every run.
 
 Three seeds choose the rates. Eight others, which chose nothing, compare: `compare-optimizers`,
-`compare-pieces` (of Adam), `compare` and `compare-short` (schedules), each way at its best rate; `which` (weights decay), at the best rate;
-`compare-kinds` (the usual rule, and decay on all weights), each at its best rate and decay; `high` (a
-warm-up), above the best rate.
+`compare-pieces` (of Adam), `compare` and `compare-short` (schedules), each way at its best rate; `which`
+(weights decay), at the best rate; `compare-kinds` (the usual rule, and decay on all weights), each at its
+best rate and decay; `high` (a warm-up), above the best rate.
 
 Written before `kinds` was run: "which weights decay is a convention" is refuted if, on the model with biases
 or the one without, decay on all weights ends higher than the usual rule, and the interval leaves 0 out.
