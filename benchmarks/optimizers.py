@@ -9,15 +9,19 @@ The models are those of the two pages, on characters of the State of the Union a
 sides have the same rates, the same warm-up, the same clipping and the same seeds. A seed chooses the initial
 weights and the batches. The loss is that of held-out text, the same rows for every run.
 
-Three seeds choose the rates. Eight others, which chose nothing, compare: `compare-optimizers`, `compare` and
-`compare-short` (schedules), each way at its best rate; `which` (weights decay), at the best rate;
-`compare-kinds` (the usual rule, and decay on all weights), each at its best rate and decay; `high` (a
-warm-up), above the best rate.
+Three seeds choose the rates. Eight others, which chose nothing, compare: `compare-optimizers`,
+`compare-pieces` (of Adam), `compare` and `compare-short` (schedules), each way at its best rate; `which`
+(weights decay), at the best rate; `compare-kinds` (the usual rule, and decay on all weights), each at its
+best rate and decay; `high` (a warm-up), above the best rate.
 
 Written before `kinds` was run: "which weights decay is a convention" is refuted if, on the model with biases
 or the one without, decay on all weights ends higher than the usual rule, and the interval leaves 0 out.
 (The first grid had 1 to 30. Decay on all weights was best at 1, the edge, so 0.3 took the place of 30.)
 `near-kinds` was added after `compare-kinds` had been read: the same seeds, between two points of the grid.
+
+Written before `pieces` was run: "Adam beats SGD because the steps of all weights are about equally long" is
+refuted if the sign of the momentum, whose steps are of one length, keeps less than half of Adam's gain. And
+Adam's own momentum counts if RMSProp, which is Adam without it, ends higher and the interval leaves 0 out.
 """
 
 import argparse
@@ -59,9 +63,11 @@ ALL_KINDS = KINDS | {
 def settings(part: str) -> list[dict]:
     "What a part of the grid runs: one dictionary a run, without its seed."
     small = dict(model="chapter 10", warmup=0.1, schedule="cosine")
-    if part == "optimizers":
+    if part in ("optimizers", "pieces"):
         rates = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
         names = ("SGD with momentum", "Adam", "AdamW")
+        if part == "pieces":
+            names = ("sign of the momentum", "RMSProp")
         return [small | dict(optimizer=name, lr=lr) for name in names for lr in rates]
     if part == "decay":
         grid = itertools.product((FRESH, REPEATED), DECAYS, (0.001, 0.003, 0.01))
@@ -124,6 +130,7 @@ MORE_SEEDS = 5  # than the parts that choose have
 # part -> the part whose best rates it takes, or None: its own settings
 COMPARED = {
     "compare-optimizers": "optimizers",
+    "compare-pieces": "pieces",
     "compare-kinds": "kinds",
     "near-kinds": None,
     "which": None,
@@ -131,7 +138,7 @@ COMPARED = {
     "compare-short": "short",
     "high": None,
 }
-PARTS = ("optimizers", "decay", "kinds", "short", "long", *COMPARED)
+PARTS = ("optimizers", "pieces", "decay", "kinds", "short", "long", *COMPARED)
 
 
 def make_model(name: str, vocab_size: int) -> GPT:
@@ -144,14 +151,30 @@ def make_model(name: str, vocab_size: int) -> GPT:
     return GPT(GPTConfig.llama(**shape, n_layer=2, n_embd=64))
 
 
+class SignMomentum(torch.optim.Optimizer):
+    "Every weight moves by lr, against the sign of the running mean of its gradients."
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if "mean" not in self.state[p]:
+                    self.state[p]["mean"] = torch.zeros_like(p)
+                mean = self.state[p]["mean"].lerp_(p.grad, 0.1)
+                p.add_(mean.sign(), alpha=-group["lr"])
+
+
 def make_optimizer(model: GPT, s: dict) -> torch.optim.Optimizer:
     "The optimizer of one run."
+    if s["optimizer"] == "sign of the momentum":
+        return SignMomentum(model.parameters(), dict(lr=s["lr"]))
     if s["optimizer"] == "SGD with momentum":
         return torch.optim.SGD(model.parameters(), lr=s["lr"], momentum=0.9)
-    decay = 0.0 if s["optimizer"] == "Adam" else s.get("decay", 0.1)
+    decay = 0.0 if s["optimizer"] in ("Adam", "RMSProp") else s.get("decay", 0.1)
     groups = adamw_groups(
         model,
         s["lr"],
+        betas=(0.0 if s["optimizer"] == "RMSProp" else 0.9, 0.95),  # with its bias correction
         weight_decay=decay,
         decay_multipliers=ALL_KINDS.get(s.get("kind"), {}),
     )

@@ -1696,7 +1696,11 @@ SLIPS = [
     ),
     Slip("muon", "newton_schulz", "beta=b, alpha=c", "beta=c, alpha=b", "coefficients swapped"),
     Slip(
-        "muon", "polar_express", "centre * b / s**3", "centre * b / s", "the safety factor without its power"
+        "muon_polar",
+        "polar_express",
+        "centre * b / s**3",
+        "centre * b / s",
+        "the safety factor without its power",
     ),
     Slip("muon", "update_scale", "max(1, rows / cols)", "max(1, cols / rows)", "rows and columns swapped"),
     Slip(

@@ -54,11 +54,12 @@ def make_schedule(
     last = max_steps - 1
 
     # the way down goes from multiplier 1 at step `top` to `final` at step `last`
-    top = {
-        "cosine": warmup_steps,
-        "trapezoid": max(warmup_steps, last - round(cooldown * max_steps)),
-        "constant": last,
-    }[kind]
+    if kind == "cosine":
+        top = warmup_steps
+    elif kind == "trapezoid":
+        top = max(warmup_steps, last - round(cooldown * max_steps))
+    else:
+        top = last
 
     def multiplier(step: int) -> float:
         step = min(step, last)  # past the end nothing moves
