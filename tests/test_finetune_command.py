@@ -89,17 +89,6 @@ def test_a_base_becomes_a_chat_model_and_a_stopped_run_goes_on_exactly(base, cha
     assert "python -m tinygpt.finetune --resume" in (run / "report.md").read_text()
 
 
-def test_a_run_from_before_there_was_a_mask_goes_on_without_one(base, chats, capsys):
-    assert call(base, "--data", chats, "--keep", 9, "--no-document-mask") == 0, capsys.readouterr().err
-    run = base.with_name("base-chat")
-    whole, kept = weights(run), json.loads((run / "objective.json").read_text())
-    assert kept["settings"].pop("document_mask") is False
-    (run / "objective.json").write_text(json.dumps(kept))
-    drop_later(run, 2)
-    assert main(["--resume", str(run)]) == 0, capsys.readouterr().err
-    assert torch.equal(weights(run), whole)
-
-
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_batch_too_small_for_old_text_is_told_and_goes_on_as_it_began(base, chats, capsys, rows):
     assert call(base, "--data", chats, "--keep", 9, "--batch-size", rows) == 0, capsys.readouterr().err
