@@ -27,6 +27,7 @@ from tinygpt.data.tokens import (
     open_split,
     open_token_data,
     prepare,
+    sha256_once,
     shakespeare,
     token_dtype,
     write_token_data,
@@ -546,3 +547,16 @@ def test_the_warning_of_a_text_is_said_at_a_warm_start_too(tmp_path, capsys):
     for _ in range(2):
         prepare(str(path), "byte", progress=True)
         assert "give --separator" in capsys.readouterr().err
+
+
+def test_the_hash_of_a_file_is_read_once_until_the_file_changes(tmp_path, monkeypatch):
+    path, opened = tmp_path / "file.bin", []
+    monkeypatch.setattr(
+        tokens_module, "sha256_file", lambda p: opened.append(p) or hashlib.sha256(p.read_bytes()).hexdigest()
+    )
+    for content in (b"one", b"another", b"one"):
+        path.write_bytes(content)
+        os.utime(path, ns=(len(opened) * 10**9, len(opened) * 10**9))  # a clock of its own
+        before = len(opened)
+        assert {sha256_once(path) for _ in range(3)} == {hashlib.sha256(content).hexdigest()}
+        assert len(opened) == before + 1
