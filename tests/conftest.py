@@ -1,6 +1,7 @@
 """Every test runs with a cache folder of its own, so that nothing of the user's is read or changed."""
 
 import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,11 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# nohup and a shell's background job make their children deaf to these two, and tests send them
+for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

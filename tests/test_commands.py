@@ -19,10 +19,6 @@ SCRIPTS = dict(
 MODULES = {script: where.removesuffix(":main") for script, where in SCRIPTS.items()}
 
 
-def hear_sigint() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def interrupt(process) -> tuple[int, str]:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=LAST_RESORT)
@@ -68,7 +64,7 @@ sys.exit(main())
 def test_a_command_that_has_begun_handles_ctrl_c_itself(tmp_path):
     (tmp_path / "tinygpt-train").write_text(CATCHES)
     command = [sys.executable, "tinygpt-train"]
-    how = dict(cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=hear_sigint)
+    how = dict(cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     process = subprocess.Popen(command, **how)
     wait_until((tmp_path / "begun").exists, process, "the command has begun")
     assert interrupt(process) == (0, "saved\n")
