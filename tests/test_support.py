@@ -21,6 +21,7 @@ from tinygpt.support import (
     UserError,
     atomic_path,
     cache_dir,
+    check_alone,
     check_exercise,
     command,
     file_problem,
@@ -593,3 +594,14 @@ def test_an_optimizers_step_leaves_gradients_as_they_were_and_records_nothing():
     assert again.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
     with pytest.raises(UserError, match="differentiable = True is for torch.optim.AdamW"):
         TorchAdamW([p], differentiable=True)
+
+
+def test_what_one_process_does_alone_is_refused_to_each_of_several(monkeypatch):
+    for rank, size, refused in ((None, None, False), ("0", "1", False), ("0", "2", True), ("1", "2", True)):
+        for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        if refused:
+            with pytest.raises(UserError, match="tinygpt.some is the work of one process: .* without"):
+                check_alone("tinygpt.some")
+        else:
+            check_alone("tinygpt.some")
