@@ -604,9 +604,8 @@ def open_split(
 ) -> np.ndarray | Shards:
     "The token files of a split as one array on the disk. UserError for a wrong size or an id out of range."
     files = [TokenFile(path, dtype, tokens) for path, tokens in shards]
-    look = max(
-        1000, 500_000 // len(files)
-    )  # at each end; reading all could take minutes, which `verify` does
+    # a look at each end; reading all could take minutes, which `verify` does
+    look = max(1000, 500_000 // len(files))
     for path, tokens in shards:
         if not path.is_file():
             raise UserError(f"data: {path} is missing, or no file: prepare the folder again")

@@ -223,7 +223,5 @@ def steps_for(
     config: TrainConfig,
 ) -> int:
     "The steps that bring so many tokens, or a few more. UserError where it is no number of tokens."
-    step_tokens = config.data.batch_size * config.model.block_size
-    return -(
-        -read_count("--tokens", tokens) // max(1, step_tokens)
-    )  # below 1 is refused later, in a sentence
+    step_tokens = max(1, config.data.batch_size * config.model.block_size)  # less is refused later
+    return -(-read_count("--tokens", tokens) // step_tokens)

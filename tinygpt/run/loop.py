@@ -412,7 +412,7 @@ class Keeper:
 
     def _write(self, weights: dict, optimizer: dict, state: dict) -> None:
         run, log = self.run, self.log
-        path = run.folder / "checkpoints" / f"step_{run.step:06d}"
+        path = _checkpoint_of(run)
         if not verify_checkpoint(path):
             return  # it is there, and whole
         log.keep_place()
@@ -425,6 +425,11 @@ class Keeper:
             raise UserError(f"{path} could not be saved ({reason}): {way_on}") from error
         if not log.bad_in_a_row:
             prune(run.folder, run.config.eval.keep)  # and the best one stays
+
+
+def _checkpoint_of(run: Run) -> Path:
+    "The folder of the checkpoint of this step."
+    return run.folder / "checkpoints" / f"step_{run.step:06d}"
 
 # %% ../../nbs/more/19_run_loop.ipynb #finish
 def introduce(
@@ -506,8 +511,7 @@ def finish(
 
 def _tell_loss(run: Run, loss: float) -> None:
     "Write the validation loss beside the checkpoint that was saved before it was known."
-    folder = run.folder / "checkpoints" / f"step_{run.step:06d}"
-    with atomic_path(folder / "val_loss.json") as tmp:
+    with atomic_path(_checkpoint_of(run) / "val_loss.json") as tmp:
         tmp.write_text(json.dumps(finite({"val_loss": loss})))
 
 
