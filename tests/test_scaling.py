@@ -117,6 +117,16 @@ def test_runs_that_fix_no_law_are_refused_in_a_sentence(change, words):
         bootstrap_laws(*change(N, D, L), draws=2)
 
 
+def test_a_bootstrap_of_so_few_runs_that_every_draw_is_the_same_is_refused():
+    some = [0, 1, 2, 4, 5, 6, 7, 8]  # three sizes and lengths, and eight runs
+    noisy = L[some] * np.exp(0.004 * np.random.default_rng(0).normal(size=8))
+    for few in (6, 7):
+        with pytest.raises(UserError, match=f"{few} runs are too few"):
+            bootstrap_laws(N[some][:few], D[some][:few], noisy[:few], draws=10)
+    low, _, high = predict_loss(bootstrap_laws(N[some], D[some], noisy, draws=40), 3.3e5, 1e6)
+    assert low < high
+
+
 def test_draws_from_exact_runs_all_give_the_law():
     laws = bootstrap_laws(N, D, L, draws=10)
     for law in laws:

@@ -245,6 +245,9 @@ def bootstrap_laws(
 ) -> list[Law]:
     "Laws fitted to runs drawn from these with replacement. How far they scatter is how sure the law is."
     x, y, target = _checked(params, tokens, losses)
+    if len(x) < 8:  # of six, the only draw that is kept below is the six themselves
+        told = f"{len(x)} runs are too few to draw from: nearly every draw would be the same"
+        raise UserError(f"{told}; give eight or more")
     law = fit_law(params, tokens, losses, delta)
     start = [*np.log(np.maximum([law.E, law.A, law.B], 1e-12)), law.alpha, law.beta]
     rng = np.random.default_rng(seed)

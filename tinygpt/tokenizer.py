@@ -217,11 +217,10 @@ class CharTokenizer(Tokenizer):
             return [self.ids[c] for c in text]
         except KeyError as error:
             char = error.args[0]
-            where = (
-                f"text[{text.index(char)}] is {char!r}, which is not among the {len(self.chars)} characters"
-            )
+            where = f"text[{text.index(char)}] is {char!r}"
+            known = f"the {len(self.chars)} characters this tokenizer was trained on"
             remedy = "train it on all of the text, or use bytes or BPE"
-            raise UserError(f"{where} this tokenizer was trained on: {remedy}") from None
+            raise UserError(f"{where}, which is not among {known}: {remedy}") from None
 
     def _spec(self) -> dict:
         return {"kind": self.kind, "chars": self.chars}
