@@ -44,7 +44,8 @@ class Apart:
     def __call__(self, idx: torch.Tensor, targets: torch.Tensor | None = None, **how):  # as for the GPT
         return self.model(idx, targets, mask=document_mask(idx, self.eot), **how)
 
-    def train(self, mode: bool = True):  # not the model's: that returns the model, without the mask
+    def train(self, mode: bool = True):
+        "As of the model, but this object is returned: the model alone has no mask."
         self.model.train(mode)
         return self
 
