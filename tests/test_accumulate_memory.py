@@ -287,6 +287,15 @@ def test_a_gradient_that_nobody_needs_costs_no_product():
     assert flops(x, w.detach()) == flops(x.detach(), w) == 2 * one
 
 
+def test_a_second_backward_is_allowed_and_gives_the_same_gradients():
+    x, w = torch.randn(7, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    loss = 3 * chunked_cross_entropy(x, w, torch.tensor([0, 1, 2, 3, 4, -100, 1]), chunk=2)
+    first = torch.autograd.grad(loss, (x, w), retain_graph=True)
+    kept = [g.clone() for g in first]
+    for a, b, c in zip(first, torch.autograd.grad(loss, (x, w)), kept):
+        assert torch.equal(a, b) and torch.equal(a, c)
+
+
 def test_huge_logits_and_uncounted_rows_with_nan_do_not_spread():
     x, w, t = inputs(ignore=0.0)
     big = chunked_cross_entropy(x * 1e4, w, t, 20, chunk=3)

@@ -128,6 +128,9 @@ def test_all_else_of_a_model_that_keeps_documents_apart_is_the_models():
     assert apart.config is model.config and not apart.training
     apart.train()
     assert model.training and next(apart.parameters()) is next(model.parameters())
+    assert apart.eval() is apart and not model.training  # or `.eval()` would take the mask off
+    assert apart.train() is apart and model.training
+    assert apart.train(False) is apart and not model.training
     with pytest.raises(AttributeError):
         apart.nothing  # noqa: B018
     assert pickle.loads(pickle.dumps(apart)).eot == EOT

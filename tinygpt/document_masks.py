@@ -44,6 +44,14 @@ class Apart:
     def __call__(self, idx: torch.Tensor, targets: torch.Tensor | None = None, **how):  # as for the GPT
         return self.model(idx, targets, mask=document_mask(idx, self.eot), **how)
 
+    def train(self, mode: bool = True):
+        "As of the model, but this object is returned: the model alone has no mask."
+        self.model.train(mode)
+        return self
+
+    def eval(self):
+        return self.train(False)
+
     def __getattr__(self, name: str):
         if name == "model":  # not set yet: in a copy that is being made
             raise AttributeError(name)
