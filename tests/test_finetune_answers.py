@@ -209,6 +209,8 @@ def test_what_cannot_be_trained_on_is_told_with_its_number():
         encode_conversations(TOKENIZER, [[dict(role="user", content="Hi")]], T)
     with pytest.raises(UserError, match="no conversation"):
         encode_conversations(TOKENIZER, [], T)
+    with pytest.raises(UserError, match="no conversation"):  # rows of nothing would be looked for without end
+        AnswerLoader([], 4, T)
 
 
 def by_hand(model, ids, n):

@@ -193,6 +193,8 @@ class AnswerLoader:
         document_mask: bool = False,  # tell which conversation each token is from
     ):
         self.mine = check_ranks(batch_size, rank, world_size)
+        if not encoded:
+            raise UserError("data: there is no conversation to train on: give at least one")
         self.encoded, self.batch_size, self.block_size = encoded, batch_size, block_size
         self.packed, self.seed, self.document_mask = packed, seed, document_mask
         self.device = torch.device(device)
