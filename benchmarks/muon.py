@@ -9,7 +9,8 @@ Each contestant has three settings: a rate for the matrices of the blocks, a rat
 They are chosen on one seed by the validation loss after 100 steps, then compared on other seeds.
 Muon also runs at shorter lengths, AdamW at longer ones, each with its whole schedule: so one can read off how
 many steps the one needs for the loss that the other has reached. Weights do not decay, except in one run of
-AdamW a seed. Two more of its runs a seed have another beta2 than 0.95, with the same rates and warm-up.
+AdamW a seed. Two more of its runs a seed have another beta2 than 0.95, with the same rates and warm-up. The
+best warm-ups are the longest of AdamW's and the shortest of Muon's; so one run of each goes beyond its edge.
 """
 
 import argparse
@@ -48,10 +49,12 @@ LENGTHS = {
     "AdamW, decay 0.1": (1,),
     "AdamW, beta2 0.9": (1,),
     "AdamW, beta2 0.99": (1,),
+    "AdamW, warm-up 0.6": (1,),
     "Muon": (0.4, 0.55, 0.7, 0.85, 1),
     "Muon, qkv as one matrix": (1,),
     CONTROL: (1,),
     "Muon, exact U V^T": (1,),
+    "Muon, warm-up 0.01": (1,),
 }
 
 
@@ -74,6 +77,7 @@ def make(name: str, model: GPT, block: float, rest: float) -> torch.optim.Optimi
         return make_adamw(groups)[0]
     settings = {
         "Muon": {},
+        "Muon, warm-up 0.01": {},
         "Muon, qkv as one matrix": dict(split_qkv=False),
         CONTROL: dict(steps=1, coefficients=(1.0, 0.0, 0.0)),  # X stays as it is
         "Muon, exact U V^T": dict(steps=12, coefficients=polar_express(12, smallest=1e-5)),
@@ -159,6 +163,8 @@ def main():
     best["Muon, exact U V^T"] = best["Muon"]
     for name in ("AdamW, decay 0.1", "AdamW, beta2 0.9", "AdamW, beta2 0.99"):
         best[name] = best["AdamW"]
+    best["AdamW, warm-up 0.6"] = (*best["AdamW"][:2], 0.6)  # beyond the longest of the grid
+    best["Muon, warm-up 0.01"] = (*best["Muon"][:2], 0.01)  # and beyond the shortest
     compared = [
         runs.get(name, settings, round(part * STEPS), seed)
         for seed in SEEDS
