@@ -9,7 +9,12 @@ Each contestant has three settings: a rate for the matrices of the blocks, a rat
 They are chosen on one seed by the validation loss after 100 steps, then compared on other seeds.
 Muon also runs at shorter lengths, AdamW at longer ones, each with its whole schedule: so one can read off how
 many steps the one needs for the loss that the other has reached. Weights do not decay, except in one run of
-AdamW a seed. Two more of its runs a seed have another beta2 than 0.95, with the same rates and warm-up.
+AdamW a seed. Two more of its runs a seed have another beta2 than 0.95, with the same rates and warm-up. The
+best warm-ups are the longest of AdamW's and the shortest of Muon's; so one run of each goes beyond its edge.
+
+The split of queries, keys and values changes the directions of a step and the lengths of its three parts.
+Three runs a seed with Muon's settings take the two apart: neither is split, only the lengths, only the
+directions.
 """
 
 import argparse
@@ -25,7 +30,16 @@ from torch import nn
 from tinygpt.adamw import adamw_groups, make_adamw
 from tinygpt.data.tokens import load_corpus
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.muon import make_optimizer, muon_groups, polar_express
+from tinygpt.muon import (
+    CombinedOptimizer,
+    Muon,
+    by_kind,
+    make_optimizer,
+    muon_groups,
+    newton_schulz,
+    polar_express,
+    update_scale,
+)
 
 TUNING_SEED = 0  # the compared seeds are others
 ROWS = 16
@@ -48,10 +62,15 @@ LENGTHS = {
     "AdamW, decay 0.1": (1,),
     "AdamW, beta2 0.9": (1,),
     "AdamW, beta2 0.99": (1,),
+    "AdamW, warm-up 0.6": (1,),
     "Muon": (0.4, 0.55, 0.7, 0.85, 1),
     "Muon, qkv as one matrix": (1,),
     CONTROL: (1,),
     "Muon, exact U V^T": (1,),
+    "Muon, warm-up 0.01": (1,),
+    "Muon, not split": (1,),
+    "Muon, only lengths split": (1,),
+    "Muon, only directions split": (1,),
 }
 
 
@@ -64,6 +83,36 @@ def data() -> tuple[int, torch.Tensor, torch.Tensor]:
     return len(chars), tokens[:-65_000], tokens[-65_000:].view(-1, BLOCK + 1)
 
 
+class HalfSplit(torch.optim.Optimizer):
+    "Muon for fused queries, keys and values: the directions of one way, and the lengths of the other."
+
+    def __init__(self, params, lr: float, only: str):
+        self.only = only  # what is split: directions or lengths
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if not self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                buf = self.state[p]["momentum_buffer"]
+                buf.lerp_(p.grad, 1 - 0.95)
+                ahead = p.grad.lerp(buf, 0.95)
+                whole = newton_schulz(ahead) * update_scale(*p.shape)
+                apart = torch.cat([newton_schulz(part) for part in ahead.chunk(3)])  # three square matrices
+                directions, lengths = (apart, whole) if self.only == "directions" else (whole, apart)
+                for part, d, other in zip(p.chunk(3), directions.chunk(3), lengths.chunk(3)):
+                    part.add_(d / d.norm() * other.norm(), alpha=-group["lr"])
+
+
+def half_split(groups: list, only: str) -> CombinedOptimizer:
+    muon, adamw = by_kind(groups)
+    fused = [group for group in muon if "split" in group]
+    plain = [group for group in muon if "split" not in group]
+    return CombinedOptimizer(Muon(plain), HalfSplit(fused, fused[0]["lr"], only), make_adamw(adamw)[0])
+
+
 def make(name: str, model: GPT, block: float, rest: float) -> torch.optim.Optimizer:
     "The optimizer of a contestant."
     if name.startswith("AdamW"):
@@ -72,8 +121,13 @@ def make(name: str, model: GPT, block: float, rest: float) -> torch.optim.Optimi
         multipliers = {"matrix": block / rest}
         groups = adamw_groups(model, rest, (0.9, beta2), weight_decay=decay, lr_multipliers=multipliers)
         return make_adamw(groups)[0]
+    if name.startswith("Muon, only"):
+        groups = muon_groups(model, adamw_groups(model, rest, weight_decay=0.0), block)
+        return half_split(groups, name.split()[2])
     settings = {
         "Muon": {},
+        "Muon, not split": dict(split_qkv=False),
+        "Muon, warm-up 0.01": {},
         "Muon, qkv as one matrix": dict(split_qkv=False),
         CONTROL: dict(steps=1, coefficients=(1.0, 0.0, 0.0)),  # X stays as it is
         "Muon, exact U V^T": dict(steps=12, coefficients=polar_express(12, smallest=1e-5)),
@@ -156,9 +210,13 @@ def main():
         return
     tuning = {name: tune(runs, name) for name in BLOCKS}
     best = {name: best_of(tried) for name, tried in tuning.items()}
-    best["Muon, exact U V^T"] = best["Muon"]
+    alone = ("not split", "only lengths split", "only directions split")
+    for name in ("exact U V^T", *alone):
+        best[f"Muon, {name}"] = best["Muon"]
     for name in ("AdamW, decay 0.1", "AdamW, beta2 0.9", "AdamW, beta2 0.99"):
         best[name] = best["AdamW"]
+    best["AdamW, warm-up 0.6"] = (*best["AdamW"][:2], 0.6)  # beyond the longest of the grid
+    best["Muon, warm-up 0.01"] = (*best["Muon"][:2], 0.01)  # and beyond the shortest
     compared = [
         runs.get(name, settings, round(part * STEPS), seed)
         for seed in SEEDS

@@ -142,6 +142,14 @@ def runs_of(curve, lengths=(80, 100), seeds=(1, 2, 3)):
     return [dict(seed=seed, steps=steps, loss=curve(steps, seed)) for steps in lengths for seed in seeds]
 
 
+def test_a_command_that_dies_without_a_word_is_told_by_its_status(monkeypatch, tmp_path):
+    "As one that the kernel kills: nothing stands in its stderr."
+    died = SimpleNamespace(returncode=-9, stderr="")
+    monkeypatch.setattr("tinygpt.speedrun.timed_process", lambda *_, **__: (died, 1.0, 1.0))
+    with pytest.raises(UserError, match="failed: status -9"):
+        run_command(["speedrun"], tmp_path, seed=1)
+
+
 def test_steps_to_the_goal_are_found_where_the_loss_is_a_line_over_the_logarithm():
     def curve(steps, seed):
         return 2.5 - 0.14 * math.log(steps) + 0.003 * seed

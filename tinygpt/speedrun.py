@@ -154,7 +154,8 @@ def run_command(
     env = os.environ | ({"TINYGPT_CACHE": str(cache)} if cache else {})
     done, wall, cpu = timed_process(command, env=env)
     if done.returncode:
-        raise UserError(f"{' '.join(command[1:])} failed: {done.stderr.strip().splitlines()[-1]}")
+        said = done.stderr.strip() or f"status {done.returncode}"
+        raise UserError(f"{' '.join(command[1:])} failed: {said.splitlines()[-1]}")
     run = Path(folder) / f"seed{seed}"
     val = [line for line in read_metrics(run) if "val_loss" in line][-1]
     config = json.loads((run / "config.json").read_text())
