@@ -4,6 +4,8 @@
                                                    PATH is a clone of it
     python benchmarks/speedrun.py --ladder         every rung of chapter 20, five seeds, its losses
     python benchmarks/speedrun.py --clock          and its seconds
+    python benchmarks/speedrun.py --ladder --left-out     the last rung with one idea left out, losses
+    python benchmarks/speedrun.py --clock --left-out      and seconds
     python benchmarks/speedrun.py --long           to nanoGPT's GPU run, 1.4697: three seeds
     python benchmarks/speedrun.py --long --float32                      and in float32
 
@@ -24,6 +26,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +40,13 @@ from tinygpt.run.command import parse_arguments
 from tinygpt.run.loop import Stepper
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import open_run
-from tinygpt.speedrun import GOAL, LADDER, run_command, rung_flags, timed_process
+from tinygpt.speedrun import GOAL, LADDER, Rung, run_command, rung_flags, timed_process
 from tinygpt.support import cache_dir
 from tinygpt.train import train
 
 # the settings were chosen on other seeds
 SEEDS = [701, 702, 703, 704, 705, 706, 707, 708, 709, 710]
 PEER_SEEDS = SEEDS[:5]  # a run of nanoGPT takes as long as twenty of ours
-LADDER_SEEDS = [101, 102, 103, 104, 105]
 LONG_SEEDS = [411, 412, 413]
 LONG_GOAL = 1.4697  # what nanoGPT's README gives for its run of 10.7 M parameters on a GPU
 LONG = """shakespeare-char --n-layer 4 --n-head 3 --n-embd 192 --batch-size 8
@@ -56,6 +58,59 @@ LONG = """shakespeare-char --n-layer 4 --n-head 3 --n-embd 192 --batch-size 8
 README = """--device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12
             --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000
             --dropout=0.0""".split()
+
+
+def _without(name: str, flags: str, steps: int = 110) -> Rung:
+    "The last rung, with flags that take back what one idea below it set."
+    return Rung(f"without {name}", flags, steps, "", kept=False)
+
+
+# What had come only because of an idea goes with it: without Muon, AdamW has the rate and the warm-up that it
+# had before Muon came.
+LEFT_OUT = (
+    _without("straight down to 0", "--schedule cosine --final-lr 0.1"),
+    _without("Muon", "--optimizer adamw --learning-rate 4e-3 --warmup-steps 20", 300),
+    _without("three times AdamW's rate", "--learning-rate 4e-3"),
+    _without("no warm-up", "--warmup-steps 20"),
+    _without("RoPE", "--position learned"),
+    _without("RMSNorm", "--norm layernorm"),
+    _without("QK-norm", "--no-qk-norm"),
+    _without("ReLU²", "--mlp gelu"),
+    _without("own head", "--tie-weights"),
+    _without("start at zero", "--init gpt2"),
+    _without("soft cap", "--logit-softcap 0"),
+    _without("n-gram tables", "--ngram-rows None", 300),
+    _without("one layer", "--n-layer 4"),
+    _without("bfloat16 where the CPU has it", "--dtype float32"),
+    _without("half as wide", "--n-embd 128 --n-head 4"),
+    _without("32 rows a step", "--batch-size 12", 200),
+    _without(
+        "the eleven inside the noise",
+        """--learning-rate 4e-3 --warmup-steps 100 --schedule cosine --final-lr 0.1 --batch-size 12
+        --norm layernorm --no-qk-norm --mlp gelu --tie-weights --init gpt2 --logit-softcap 0""",
+        250,
+    ),
+)
+LAST = [rung for rung in LADDER if rung.kept][-1]
+
+
+@dataclass(frozen=True)
+class Race:
+    "Rungs that are compared, and where their record is."
+
+    record: str
+    rungs: tuple[Rung, ...]
+    seeds: tuple[int, ...]
+    option: str = ""  # that this race wants on the command line
+
+    def flags(self, name: str, steps: int | None = None) -> list[str]:
+        "The command line of one of the rungs: what is left out is left out of the last one."
+        return rung_flags(name, (*LADDER, *LEFT_OUT), steps)
+
+
+CLIMB = Race("speedrun_ladder", LADDER, (101, 102, 103, 104, 105))
+# on seeds on which nothing was chosen
+LEAVE_OUT = Race("speedrun_left_out", (LAST, *LEFT_OUT), (721, 722, 723, 724, 725), " --left-out")
 
 
 def run_peer(peer: Path, folder: Path, seed: int, text: str, iters: int | None) -> dict:
@@ -154,50 +209,51 @@ def against_peer(args):
         save("speedrun", result)
 
 
-def _settings(name: str) -> list[str]:
+def _settings(race: Race, name: str) -> list[str]:
     "The flags of a rung without its length: it runs at several."
-    flags = rung_flags(name)
+    flags = race.flags(name)
     at = flags.index("--max-steps")
     return flags[:at] + flags[at + 2 :]
 
 
 @contextmanager
-def _ladder():
-    "The record of the ladder, to be changed; processes with different rungs may write in turn."
-    with FileLock(cache_dir() / "ladder.lock"):
+def _recorded(race: Race):
+    "The rungs on record, to be changed; processes with different rungs may write in turn."
+    with FileLock(cache_dir() / f"{race.record}.lock"):
         try:
-            record = load("speedrun_ladder")
+            record = load(race.record)
         except FileNotFoundError:
             record = dict(rungs=[])
         known = {rung["name"]: rung for rung in record["rungs"]}
-        for rung in LADDER:
-            new = dict(name=rung.name, flags=_settings(rung.name), kept=rung.kept)
+        for rung in race.rungs:
+            new = dict(name=rung.name, flags=_settings(race, rung.name), kept=rung.kept)
             if known.get(rung.name, {}).get("flags") != new["flags"]:
                 known[rung.name] = dict(new, runs=[], clock={})
         yield known
-        rungs = [known[rung.name] for rung in LADDER]
-        commands = [f"OMP_NUM_THREADS=1 python benchmarks/speedrun.py {f}" for f in ("--ladder", "--clock")]
-        save("speedrun_ladder", dict(command=" and ".join(commands), goal=GOAL, rungs=rungs))
+        rungs = [known[rung.name] for rung in race.rungs]
+        start = "OMP_NUM_THREADS=1 python benchmarks/speedrun.py"
+        command = " and ".join(f"{start} {kind}{race.option}" for kind in ("--ladder", "--clock"))
+        save(race.record, dict(command=command, goal=GOAL, rungs=rungs))
 
 
-def _train_rung(name: str, steps: int, seed: int) -> dict:
+def _train_rung(race: Race, name: str, steps: int, seed: int) -> dict:
     "A run of a rung in this process, for its loss; its seconds are `clock_rungs`'s."
     with tempfile.TemporaryDirectory() as tmp:
-        flags = [*rung_flags(name, steps=steps), "--seed", str(seed), "--out", tmp, "--name", "run"]
+        flags = [*race.flags(name, steps=steps), "--seed", str(seed), "--out", tmp, "--name", "run"]
         result = train(parse_arguments(flags).train, progress="none")
         if not result.finished:
             sys.exit("stopped: this run is not recorded")
         return dict(seed=seed, steps=steps, loss=result.val.loss, val_tokens=result.val.tokens)
 
 
-def _next_length(name: str, runs: list[dict]) -> int | None:
+def _next_length(race: Race, name: str, runs: list[dict]) -> int | None:
     "The length at which a rung should be run next; None where the goal lies between two lengths."
     lengths = {}
     for run in runs:
         lengths.setdefault(run["steps"], []).append(run["loss"])
-    first = next(rung.steps for rung in LADDER if rung.name == name)
+    first = next(rung.steps for rung in race.rungs if rung.name == name)
     for steps in lengths or [first]:
-        if len(lengths.get(steps, [])) < len(LADDER_SEEDS):
+        if len(lengths.get(steps, [])) < len(race.seeds):
             return steps
     above = [steps for steps, losses in lengths.items() if statistics.median(losses) > GOAL]
     below = [steps for steps, losses in lengths.items() if statistics.median(losses) <= GOAL]
@@ -206,25 +262,25 @@ def _next_length(name: str, runs: list[dict]) -> int | None:
     return None if above else round(min(below) / 1.2)
 
 
-def climb(args):
+def climb(race: Race, args):
     "Every rung, or those that were asked for, at lengths on both sides of the goal. Goes on where it was."
-    for name in _wanted(args):
+    for name in _wanted(race, args):
         while True:
-            with _ladder() as known:
+            with _recorded(race) as known:
                 runs = known[name]["runs"]
-            steps = _next_length(name, runs)
+            steps = _next_length(race, name, runs)
             if steps is None:
                 break
             done = {run["seed"] for run in runs if run["steps"] == steps}
-            run = _train_rung(name, steps, next(seed for seed in LADDER_SEEDS if seed not in done))
-            with _ladder() as known:
+            run = _train_rung(race, name, steps, next(seed for seed in race.seeds if seed not in done))
+            with _recorded(race) as known:
                 known[name]["runs"].append(run)
             print(f"{name:32s} {run}", flush=True)
 
 
-def _wanted(args) -> list[str]:
+def _wanted(race: Race, args) -> list[str]:
     "The rungs that were asked for, or all."
-    return [rung.name for rung in LADDER if not args.rung or rung.name in args.rung]
+    return [rung.name for rung in race.rungs if not args.rung or rung.name in args.rung]
 
 
 def _step_timer(run):
@@ -241,35 +297,35 @@ def _step_timer(run):
     return seconds
 
 
-def clock_rungs(args):
+def clock_rungs(race: Race, args):
     """CPU seconds of a step of each rung, and of its whole command with a single step. Wants an idle machine.
 
     In turn, many times, so that all rungs have their share of what else goes on. Earlier readings go: they
     are of another day or another machine.
     """
-    with _ladder() as known:
-        for name in _wanted(args):
+    with _recorded(race) as known:
+        for name in _wanted(race, args):
             known[name]["clock"] = {}
     with ExitStack() as stack:
         tmp = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         timers = {}
-        for i, name in enumerate(_wanted(args)):
+        for i, name in enumerate(_wanted(race, args)):
             run = open_run(
-                parse_arguments([*rung_flags(name), "--out", str(tmp), "--name", f"rung{i}"]).train
+                parse_arguments([*race.flags(name), "--out", str(tmp), "--name", f"rung{i}"]).train
             )
             stack.callback(run.close)
             timers[name] = _step_timer(run)
         for _ in range(5 * args.repeats):
-            _note_round("step_s", {name: seconds() for name, seconds in timers.items()})
+            _note_round(race, "step_s", {name: seconds() for name, seconds in timers.items()})
         for _ in range(args.repeats):
-            commands = {name: [*rung_flags(name, steps=1), "--warmup-steps", "0"] for name in timers}
-            runs = {name: run_command(flags, tmp, LADDER_SEEDS[0]) for name, flags in commands.items()}
-            _note_round("command_s", {name: run["cpu_s"] for name, run in runs.items()})
+            commands = {name: [*race.flags(name, steps=1), "--warmup-steps", "0"] for name in timers}
+            runs = {name: run_command(flags, tmp, race.seeds[0]) for name, flags in commands.items()}
+            _note_round(race, "command_s", {name: run["cpu_s"] for name, run in runs.items()})
 
 
-def _note_round(kind: str, seconds: dict[str, float]):
+def _note_round(race: Race, kind: str, seconds: dict[str, float]):
     "Put one reading of each rung into the record."
-    with _ladder() as known:
+    with _recorded(race) as known:
         for name, reading in seconds.items():
             known[name]["clock"].setdefault(kind, []).append(reading)
     print(kind, seconds, flush=True)
@@ -326,6 +382,8 @@ def main():
     parser.add_argument("--peer", type=Path, help="a clone of nanoGPT")
     parser.add_argument("--ladder", action="store_true")
     parser.add_argument("--clock", action="store_true")
+    what = "with --ladder or --clock: the last rung, each time with one idea left out"
+    parser.add_argument("--left-out", action="store_true", help=what)
     parser.add_argument("--repeats", type=int, default=3, help="with --clock")
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--float32", action="store_true", help="with --long")
@@ -340,10 +398,11 @@ def main():
             remedy = "give --peer the folder of a clone of github.com/karpathy/nanoGPT"
             sys.exit(f"error: {args.peer} has no train.py: {remedy}")
         against_peer(args)
+    race = LEAVE_OUT if args.left_out else CLIMB
     if args.ladder:
-        climb(args)
+        climb(race, args)
     if args.clock:
-        clock_rungs(args)
+        clock_rungs(race, args)
     if args.long:
         run_long(args)
     if not (args.peer or args.ladder or args.clock or args.long):
