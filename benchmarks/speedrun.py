@@ -40,7 +40,8 @@ from tinygpt.run.command import parse_arguments
 from tinygpt.run.loop import Stepper
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import open_run
-from tinygpt.speedrun import GOAL, LADDER, Rung, run_command, rung_flags, timed_process
+from tinygpt.speedrun import LADDER, Rung, run_command, rung_flags, timed_process
+from tinygpt.speedrun_gain import GOAL
 from tinygpt.support import cache_dir
 from tinygpt.train import train
 

@@ -2589,16 +2589,34 @@ SLIPS = [
         "the first validation instead of the last",
     ),
     Slip("speedrun", "run_command", '* config["data"]["batch_size"]', "", "rows for tokens"),
-    Slip("speedrun", "steps_to_goal", "statistics.mean(needed)", "needed[0]", "only the shorter run counts"),
-    Slip("speedrun", "seconds_to_goal", "(steps - 1) * step", "steps * step", "the first step counts twice"),
     Slip(
-        "speedrun", "clock_error", " / math.sqrt(len(readings))", "", "a reading's deviation for the mean's"
+        "speedrun_gain",
+        "steps_to_goal",
+        "statistics.mean(needed)",
+        "needed[0]",
+        "only the shorter run counts",
     ),
-    Slip("speedrun", "gain", "2 * clock", "clock", "one standard error for an interval of 95 %"),
-    Slip("speedrun", "climb", 'rung if rung["kept"] else below', "rung", "compared with a rejected idea"),
-    Slip("speedrun", "ladder_table", "statistics.median(", "max(", "the slowest seed's seconds"),
     Slip(
-        "speedrun",
+        "speedrun_gain",
+        "seconds_to_goal",
+        "(steps - 1) * step",
+        "steps * step",
+        "the first step counts twice",
+    ),
+    Slip(
+        "speedrun_gain",
+        "clock_error",
+        " / math.sqrt(len(readings))",
+        "",
+        "a reading's deviation for the mean's",
+    ),
+    Slip("speedrun_gain", "gain", "2 * clock", "clock", "one standard error for an interval of 95 %"),
+    Slip(
+        "speedrun_gain", "climb", 'rung if rung["kept"] else below', "rung", "compared with a rejected idea"
+    ),
+    Slip("speedrun_gain", "ladder_table", "statistics.median(", "max(", "the slowest seed's seconds"),
+    Slip(
+        "speedrun_gain",
         "plot_ladder",
         'if row["kept"] else "0.6"',
         'if True else "0.6"',

@@ -13,7 +13,7 @@ import nbformat
 from pages import ROOT, notebook_text
 
 sys.path.insert(0, str(ROOT))
-from tinygpt.speedrun import GOAL, climb  # noqa: E402
+from tinygpt.speedrun_gain import GOAL, climb  # noqa: E402
 from tinygpt.support import PALETTE  # noqa: E402
 
 INDEX, PICTURE = ROOT / "nbs/index.ipynb", ROOT / "nbs/images/ladder.png"
