@@ -497,6 +497,7 @@ def test_a_run_does_not_go_on_to_a_step_that_is_behind_it(config):
     config.optim.max_steps = int(done) - 1
     with pytest.raises(UserError, match=f"the run has made {done} steps already: give more"):
         quiet(config, resume=True)
+    assert train(config, resume=True, progress="none", eval_only=True).steps == int(done)  # it makes no step
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
