@@ -442,7 +442,9 @@ def config_from_dict(
             unknown.append(group)
             continue
         if not isinstance(fields, dict):
-            raise UserError(f"config: {group} = {reprlib.repr(fields)} is no section: name its settings in it")
+            raise UserError(
+                f"config: {group} = {reprlib.repr(fields)} is no section: name its settings in it"
+            )
         for name, value in fields.items():
             if name in {field.name for field in dataclasses.fields(target)}:
                 setattr(target, name, tuple(value) if isinstance(value, list) else value)
