@@ -14,10 +14,11 @@ from events import LAST_RESORT
 
 from tinygpt.checkpoint import load_model
 from tinygpt.run.command import parse_arguments
-from tinygpt.run.config import read_toml
+from tinygpt.run.config import load_config, read_toml
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
 from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import main
 
 # `--resume auto`
@@ -174,7 +175,8 @@ def test_a_toml_file_changes_a_preset_and_flags_change_the_file(tmp_path):
     path = tmp_path / "my.toml"
     path.write_text("[optim]\nlearning_rate = 1  # a comment\nbetas = [0.8, 0.9]\n[model]\nn_layer = 3\n")
     got = parse_arguments(["gpt2", "--config", str(path), "--n-layer", "4"]).train
-    expected = preset("gpt2")
+    base = expected = preset("gpt2")
+    assert load_config(path, base) != base == preset("gpt2")  # it is copied
     expected.optim.learning_rate, expected.optim.betas, expected.model.n_layer = 1, (0.8, 0.9), 4
     assert got == expected and got.asked == {"n_layer"}
     alone = parse_arguments(["--config", str(path)]).train  # on the defaults of the settings, as JSON is
@@ -201,6 +203,11 @@ def test_a_whole_run_as_toml_is_the_run(tmp_path):
         ("[optim]\nmax_steps = 'many'", "max_steps = 'many' is not of the right type"),
         ("[optim", "is no TOML"),
         (b"\xff", "is no TOML"),
+        (
+            "[[optim]]\nmax_steps = 1",
+            r"optim = \[\{'max_steps': 1\}\] is no section: name its settings in it",
+        ),
+        ("optim = 3", "optim = 3 is no section"),
         (None, "cannot be read"),
     ],
 )
@@ -210,6 +217,23 @@ def test_a_file_that_is_wrong_is_one_sentence_with_its_name(tmp_path, text, word
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=f"my.toml.*{words}"):
         parse_arguments(["laptop", "--config", str(path)])
+
+
+def test_a_toml_file_may_begin_with_the_mark_that_windows_writes(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_bytes(b"\xef\xbb\xbf[optim]\nmax_steps = 77\n")
+    assert parse_arguments(["--config", str(path)]).train.optim.max_steps == 77
+
+
+def test_a_toml_file_is_of_no_run_whatever_lies_beside_it(tmp_path):
+    "Nor is the model that it asks for asked for by flags only."
+    kept = tmp_path / "checkpoints/step_000001"
+    kept.mkdir(parents=True)
+    ByteTokenizer().save(kept / "tokenizer.json")
+    path = tmp_path / "my.toml"
+    path.write_text('[run]\ninit_from = "elsewhere"\n[model]\nn_layer = 3\ndropout = 0.1\n')
+    got = parse_arguments(["--config", str(path)]).train
+    assert got.data.tokenizer == "bpe" and got.asked == {"n_layer", "dropout"}
 
 
 def test_a_whole_config_and_a_run_are_still_places_of_their_own(tmp_path):
@@ -275,5 +299,20 @@ def test_a_trace_has_the_steps_that_were_asked_for_and_changes_no_weight(
 
 @pytest.mark.parametrize("steps", ["3", "4:3", "0:2", "5:1001", "a:b"])
 def test_a_trace_of_steps_that_do_not_exist_is_refused(steps):
-    [problem] = parse_arguments(["laptop", "--profile", steps]).train.problems()
-    assert problem == f"profile = {steps!r} is no FIRST:LAST of steps from 1 to max_steps: say 20:22"
+    told = f"profile = {steps!r} is no FIRST:LAST of steps from 1 to max_steps = "
+    for last, say in ((1000, "20:22"), (21, "19:21"), (2, "1:2"), (1, "1:1")):
+        argv = ["laptop", "--max-steps", str(last), "--profile"]
+        [problem] = parse_arguments([*argv, steps]).train.problems()
+        assert problem == f"{told}{last}: say {say}"
+        assert parse_arguments([*argv, say]).train.problems() == []  # the remedy
+
+
+def test_a_run_that_goes_on_behind_the_steps_of_its_trace_says_so(tmp_path, words, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = [*QUICK.format(words).split(), "--profile", "3:5", "--resume", "auto"]
+    told = "profile = 3:5: step 3 was made before this start, so no trace is written"
+    assert main([*command, "--max-steps", "6"]) == 0
+    assert told not in capsys.readouterr().out
+    Path("runs/same/trace.json").unlink()
+    assert main([*command, "--max-steps", "8"]) == 0
+    assert told in capsys.readouterr().out and not Path("runs/same/trace.json").exists()

@@ -247,6 +247,24 @@ def test_the_speed_of_a_run_is_the_median_of_its_readings(run):
         assert log.tokens_per_second == 8000.0 and log.speed().startswith("8 k")
 
 
+def test_the_shares_in_the_log_are_of_all_processes_together(run, monkeypatch):
+    monkeypatch.setattr(run_loop, "promised_peak", lambda device, dtype: 3e12)
+    run.world = replace(run.world, world_size=2)
+    with Log(run) as log:
+        assert (log.meter.promised, log.meter.peak_flops) == (6e12, 2 * run.peak[0])
+
+
+def test_of_many_processes_the_first_alone_makes_a_trace(run):
+    run.config.eval.profile = "1:2"
+    for rank in (0, 1):
+        run.world = replace(run.world, rank=rank)
+        tracer = run_loop.Tracer(run, print)
+        tracer.before_step()
+        assert (tracer.profiler is not None) == (rank == 0)
+        if tracer.profiler:
+            tracer.profiler.stop()
+
+
 def test_a_loss_of_ones_own_trains_with_the_same_loop(config):
     plain = train(config, progress="none")
     seen = []

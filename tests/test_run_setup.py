@@ -17,6 +17,7 @@ import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints, load_model, save_checkpoint
 from tinygpt.data.__main__ import main as prepare_main
 from tinygpt.data.tokens import Corpus, write_token_data
+from tinygpt.ddp.world import World
 from tinygpt.evaluate.export import export_model
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
@@ -482,6 +483,16 @@ def test_a_run_is_finished_after_exactly_its_steps(config):
     assert len(quiet(config).losses) == 3
 
 
+def test_the_memory_that_a_run_asks_for_is_that_of_one_of_its_processes(config, monkeypatch):
+    asked = []
+    monkeypatch.setattr(run_setup, "check_memory", lambda *given: asked.append(given[2:]))
+    monkeypatch.setattr(run_setup, "on_all", lambda world, fn: fn())
+    for training in (True, False):
+        begin_run(config, world=World(world_size=4), training=training)
+    # before the data is read, and once the vocabulary is known
+    assert asked == [(4, True), (4, True), (4, False), (4, False)]
+
+
 def stopped_half_way(config):
     "A run with checkpoints after 5 and 10 steps, of which the later one is gone."
     config.eval = replace(config.eval, save_every=5)
@@ -497,6 +508,7 @@ def test_a_run_does_not_go_on_to_a_step_that_is_behind_it(config):
     config.optim.max_steps = int(done) - 1
     with pytest.raises(UserError, match=f"the run has made {done} steps already: give more"):
         quiet(config, resume=True)
+    assert train(config, resume=True, progress="none", eval_only=True).steps == int(done)  # it makes no step
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 

@@ -358,8 +358,10 @@ def _range_problems(config) -> Iterator[str]:
         yield f"micro_batch_size = {rows} must be between 1 and batch_size = {all_rows}"
     steps = config.eval.profile
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", steps)
-    if steps and not (found and 1 <= int(found[1]) <= int(found[2]) <= config.optim.max_steps):
-        yield f"profile = {steps!r} is no FIRST:LAST of steps from 1 to max_steps: say 20:22"
+    last = config.optim.max_steps
+    if steps and not (found and 1 <= int(found[1]) <= int(found[2]) <= last):
+        say = f"say {max(1, min(20, last - 2))}:{min(22, last)}"
+        yield f"profile = {steps!r} is no FIRST:LAST of steps from 1 to max_steps = {last}: {say}"
     if not all(0 <= beta < 1 for beta in config.optim.betas):
         yield f"betas = {config.optim.betas}: both must be at least 0 and below 1"
 
@@ -435,10 +437,14 @@ def config_from_dict(
     "A TrainConfig from a nested dictionary. UserError that names every field that does not exist."
     config, unknown = copy.deepcopy(base) if base else TrainConfig(), []
     for group, fields in values.items():
-        if not (dataclasses.is_dataclass(getattr(config, group, None)) and isinstance(fields, dict)):
+        target = getattr(config, group, None)
+        if not dataclasses.is_dataclass(target):
             unknown.append(group)
             continue
-        target = getattr(config, group)
+        if not isinstance(fields, dict):
+            raise UserError(
+                f"config: {group} = {reprlib.repr(fields)} is no section: name its settings in it"
+            )
         for name, value in fields.items():
             if name in {field.name for field in dataclasses.fields(target)}:
                 setattr(target, name, tuple(value) if isinstance(value, list) else value)
@@ -484,7 +490,7 @@ def read_toml(
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # Windows may mark it
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8
@@ -510,7 +516,8 @@ def load_config(
     groups = [getattr(config, field.name) for field in dataclasses.fields(config)]
     if wrong := [problem for group in groups for problem in type_problems(group)]:
         raise UserError(f"{path}: {'; '.join(wrong)}")
-    find_tokenizer(config, Path(path).parent)
     if Path(path).suffix == ".toml":
         config.asked = frozenset(values.get("model", {}))  # a person wrote them, as flags are
+    else:  # it stands in the folder of a run
+        find_tokenizer(config, Path(path).parent)
     return config

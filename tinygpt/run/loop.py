@@ -251,6 +251,8 @@ class Tracer:
         self.run, self.say, self.profiler = run, say, None
         steps = run.config.eval.profile if run.world.is_main else ""
         self.first, self.last = map(int, steps.split(":")) if steps else (0, 0)
+        if 0 < self.first <= run.step:
+            say(f"profile = {steps}: step {self.first} was made before this start, so no trace is written")
 
     def before_step(self):
         if self.run.step + 1 == self.first:

@@ -471,9 +471,6 @@ def resume_run(
         told = f"resume: mask_documents = {now}, but the run began with {began}"
         raise UserError(f"{told}: leave the flag out, or begin another run with --init-from {run.folder}")
     run.step = saved["step"]
-    if run.config.optim.max_steps < run.step:
-        asked, done = run.config.optim.max_steps, f"the run has made {run.step} steps already"
-        raise UserError(f"max_steps = {asked}, but {done}: give more, or leave --max-steps out")
     run.more_rows = saved.get("rows", run.rows) - run.rows  # an older checkpoint does not say
     run.differences = what_differs(saved, run.world.world_size)
     return saved
@@ -485,6 +482,9 @@ def equip_run(
 ) -> None:
     "Add what training needs: the optimizer on one process or many, schedule, loader, scaler."
     o, system, world = run.config.optim, run.config.system, run.world
+    if o.max_steps < run.step:
+        told = f"max_steps = {o.max_steps}, but the run has made {run.step} steps already"
+        raise UserError(f"{told}: give more, or leave --max-steps and --tokens out")
     Parallel, run.parallel_line = choose_parallel(system.parallel, world)
     if system.checkpoint_activations:
         checkpoint_blocks(run.model)
