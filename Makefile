@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+JOBS   ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 2)")
 SHORT  := 10
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 endif
 PY := $(BIN)/python
 
-.PHONY: help train whole test test-long lab export format notebooks site bench gpu teeth hooks clean
+.PHONY: help train whole test test-all lab export format notebooks site bench gpu teeth hooks clean
 help:                 ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -41,12 +42,13 @@ whole: $(VENV)/.installed  ## from a text to a model one can talk to: four runs 
 
 test: $(VENV)/.installed-dev  ## sync and clean, the tests that are not slow, the pages of up to ten seconds
 	$(PY) tools/book.py check
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not slow"
-	$(PY) tools/book.py run --jobs 2 --within $(SHORT)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	$(PY) tools/book.py run --jobs $(JOBS) --within $(SHORT)
 
-test-long: $(VENV)/.installed-dev  ## what is left: the slow tests and the other pages. CI runs both
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m slow
-	$(PY) tools/book.py run --jobs 2 --beyond $(SHORT)
+test-all: $(VENV)/.installed-dev  ## the same with the slow tests and all pages, as CI runs it
+	$(PY) tools/book.py check
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
+	$(PY) tools/book.py run --jobs $(JOBS)
 
 lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
 	$(PY) -m jupyterlab --notebook-dir=. nbs/index.ipynb

@@ -320,13 +320,12 @@ def main() -> int:
     runner.add_argument(
         "--within", type=float, default=math.inf, help="only pages of at most so many seconds"
     )
-    runner.add_argument("--beyond", type=float, default=0, help="only pages of more seconds than this")
     args = parser.parse_args()
     if args.what == "check":
         return check()
     if args.what == "run":
         seconds = {path: said_seconds(path) for path in chapters(args.names)}
-        paths = [path for path in seconds if args.beyond < seconds[path] <= args.within]
+        paths = [path for path in seconds if seconds[path] <= args.within]
         if args.jobs > 1:
             paths.sort(key=seconds.get, reverse=True)  # a long one begun last would run alone
         return run(paths, args.write, args.jobs)
