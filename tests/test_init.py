@@ -123,6 +123,13 @@ def test_unknown_schemes_and_empty_models_are_told_in_a_sentence():
         init_weights(Stack(), 0)
 
 
+def test_a_role_or_a_scheme_that_is_not_known_gives_no_deviation():
+    with pytest.raises(UserError, match="role = 'residuals' is not known.*residual"):
+        weight_std("residuals", 64, 12)
+    with pytest.raises(UserError, match="scheme = 'kaiming' is not known.*gpt2"):
+        weight_std("hidden", 64, 12, "kaiming")
+
+
 @given(n_layer=st.integers(1, 200), fan_in=st.integers(1, 20000))
 def test_the_residual_scale_counts_two_additions_a_layer_and_no_width(n_layer, fan_in):
     assert weight_std("residual", fan_in, n_layer) == pytest.approx(0.02 / math.sqrt(2 * n_layer))

@@ -393,6 +393,8 @@ def test_a_state_from_a_run_without_scaler_is_refused_in_a_sentence():
         dict(backoff_factor=0.0),
         dict(growth_interval=0),
         dict(init_scale=math.inf),
+        dict(init_scale=1e39),  # inf in float32: no step would ever be good
+        dict(init_scale=1e-50),  # 0 in float32: gradients of 0 / 0
     ],
 )
 def test_settings_that_cannot_work_are_named(wrong):

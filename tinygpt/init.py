@@ -26,6 +26,12 @@ def weight_std(
     std: float = 0.02,  # the base standard deviation of the schemes that have one
 ) -> float:
     "The standard deviation that a weight matrix of this role starts with."
+    roles = ("embedding", "hidden", "residual", "head")
+    if role not in roles:
+        raise UserError(f"role = {role!r} is not known: choose one of {', '.join(roles)}")
+    if scheme not in get_args(Scheme):
+        raise UserError(f"scheme = {scheme!r} is not known: choose one of {', '.join(get_args(Scheme))}")
+
     if scheme == "torch":  # U(-1/√fan_in, 1/√fan_in) has this deviation; embeddings are N(0, 1)
         return 1.0 if role == "embedding" else (3 * fan_in) ** -0.5
     if scheme == "zero" and role in ("residual", "head"):

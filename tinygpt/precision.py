@@ -188,12 +188,13 @@ def _gradients_to_unscale(optimizer: torch.optim.Optimizer) -> list[torch.Tensor
 def _check_rule(growth_factor: float, backoff_factor: float, growth_interval: int, init_scale: float):
     "UserError for a rule with which a loss scaler cannot work."
     rates_work = growth_factor > 1 and 0 < backoff_factor < 1
-    if not (rates_work and growth_interval >= 1 and 0 < init_scale < math.inf):
+    float32 = torch.finfo(torch.float32)  # the scale is kept in it: beyond, it is 0 or inf for ever
+    if not (rates_work and growth_interval >= 1 and float32.tiny <= init_scale <= float32.max):
         raise UserError(
             f"a loss scaler cannot work with growth_factor = {growth_factor}, "
             f"backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, "
             f"init_scale = {init_scale}: growth above 1, backoff between 0 and 1, "
-            "interval from 1 on, scale above 0"
+            "interval from 1 on, scale above 0 and in float32's range"
         )
 
 # %% ../nbs/08_precision.ipynb #scaler-class
