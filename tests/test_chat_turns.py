@@ -157,6 +157,7 @@ def test_bad_input_is_one_sentence_before_anything_is_computed():
     for bad, told in (
         (dict(temperature=-1), "temperature"),
         (dict(max_new_tokens=0), "max_new_tokens = 0"),
+        (dict(max_new_tokens=1.5), "max_new_tokens = 1.5"),
         (dict(system="long " * 20), "leaves room for"),
         (dict(seed=2**70), "seed"),
     ):

@@ -196,3 +196,26 @@ def test_two_processes_score_as_one_does(model, tokens):
     for score in run_processes(evaluate_world, 2, model, tokens, sizes, timeout=600):
         assert score.nats == pytest.approx(alone.nats, rel=1e-6)
         assert (score.tokens, score.bytes) == (alone.tokens, alone.bytes)
+
+
+def test_a_text_with_nothing_to_predict_is_no_perfect_score(model):
+    sizes = ByteTokenizer().token_bytes()
+    for tokens in (np.array([], dtype=np.uint16), np.array([256])):
+        with pytest.raises(UserError, match="nothing to predict"):
+            evaluate(model, tokens, sizes)
+    assert evaluate(model, np.array([256, 65]), sizes).tokens == 1
+    with pytest.raises(UserError, match="no text"):
+        compressor_bits(b"abc", b"")
+
+
+def test_a_batch_of_no_rows_is_refused_and_does_not_score_nothing(model, tokens):
+    for batch_size in (0, -1):
+        with pytest.raises(UserError, match="batch_size"):
+            evaluate(model, tokens, ByteTokenizer().token_bytes(), batch_size=batch_size)
+
+
+def test_an_interval_of_lists_or_of_half_precision_is_that_of_its_float64_numbers():
+    total, count = np.array([1000.0, 2000.0, 4000.0] * 20), np.full(60, 1000.0)
+    right = ratio_interval(total, count)
+    assert ratio_interval(total.astype(np.float16), count.astype(np.float16)) == right
+    assert ratio_interval(total.tolist(), count.tolist()) == right

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -192,6 +193,14 @@ def test_a_batch_without_rows_or_without_new_tokens_is_empty_and_an_empty_prompt
         next(generate_tokens(model, torch.zeros(1, 0, dtype=torch.long), 1))
 
 
+def test_prompts_seeds_and_ends_of_other_types_mean_the_same(model):
+    whole = generate_batch(model, [[1, 2], [3]], 12, seed=4)
+    assert generate_batch(model, [np.array([1, 2]), np.array([3])], 12, seed=np.int64(4)) == whole
+    ends = {whole[0][5], whole[1][7]}
+    cut = generate_batch(model, [[1, 2], [3]], 12, seed=4, eot=ends)
+    assert cut != whole and generate_batch(model, [[1, 2], [3]], 12, seed=4, eot=frozenset(ends)) == cut
+
+
 def test_a_batch_leaves_the_model_in_its_mode_also_after_an_error(model):
     model.train()
     generate_batch(model, [[1]], 2)
@@ -244,6 +253,7 @@ def test_the_model_comes_back_in_the_mode_it_was_in(model):
         (dict(temperature=float("nan")), "temperature"),
         (dict(temperature=float("inf")), "temperature"),
         (dict(top_k=-1), "top_k"),
+        (dict(top_k=2.5), "top_k"),
         (dict(top_p=0.0), "top_p"),
         (dict(top_p=1.5), "top_p"),
     ],
@@ -286,6 +296,9 @@ def test_logits_that_are_not_finite_are_a_sentence(bad):
     with pytest.raises(UserError, match="logits are not finite"):
         sampling_probs(torch.tensor([0.0, bad]), temperature=0.8)
     assert sampling_probs(torch.tensor([0.0, -float("inf")])).tolist() == [1.0, 0.0]
+    for temperature in (0, 0.8):  # a row without any finite score has no likeliest token
+        with pytest.raises(UserError, match="logits are not finite"):
+            sampling_probs(torch.full((2,), -float("inf")), temperature)
 
 
 # one prefill for rows that begin alike, and rows that leave

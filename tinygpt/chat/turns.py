@@ -56,8 +56,8 @@ class Conversation:
         use_cache: bool = True,  # False: read everything again for each token; the same answers, slowly
     ):
         check_sampling(temperature, top_k, top_p)
-        if max_new_tokens < 1:
-            raise UserError(f"max_new_tokens = {max_new_tokens}: choose 1 or more")
+        if max_new_tokens < 1 or max_new_tokens % 1:  # a half would never be reached
+            raise UserError(f"max_new_tokens = {max_new_tokens}: choose 1 or more, whole ones")
         self.model, self.tokenizer = model.eval(), tokenizer
         self.sampling, self.max_new_tokens = (temperature, top_k, top_p), max_new_tokens
         self.token = chat_ids(tokenizer)

@@ -76,8 +76,10 @@ def eval_rows(
     block_size: int,
     max_tokens: int | None = None,  # about so many; None: all
 ) -> np.ndarray:
-    "Which rows to evaluate, spread evenly over the text; the same each time."
+    "Which rows to evaluate, spread evenly over the text; the same each time. UserError for an empty text."
     n_rows = eval_windows(tokens, block_size)
+    if n_rows < 1:
+        raise UserError(f"a text of {len(tokens)} token(s) has nothing to predict: evaluate a longer one")
     count = n_rows if max_tokens is None else min(n_rows, max(1, max_tokens // block_size))
     return np.linspace(0, n_rows - 1, count).round().astype(np.int64)
 
@@ -94,6 +96,8 @@ def score_rows(
     world_size: int = 1,  # processes that call this together, each with its share of the rows
 ) -> np.ndarray:
     "Nats, targets and bytes of each row: (len(rows), 3) float64, the same on all processes."
+    if batch_size < 1:
+        raise UserError(f"batch_size = {batch_size}: choose 1 or more")
     device = next(model.parameters()).device
     training = model.training
     table = torch.zeros(len(rows), 3, dtype=torch.float64)
@@ -166,6 +170,7 @@ def ratio_interval(
     By the residuals' spread between groups: the ratio estimator of survey sampling (Cochran 1977, chapter 6),
     with a t quantile for few groups. UserError for fewer than two groups.
     """
+    total, count = np.asarray(total, dtype=np.float64), np.asarray(count, dtype=np.float64)
     if groups is not None:
         group = np.unique(groups, return_inverse=True)[1]
         total = np.bincount(group, weights=total)
@@ -207,6 +212,8 @@ def compressor_bits(
         # the dictionary must reach back over all of train; xz -9's own is 64 MiB
         return len(lzma.compress(raw, preset=9))
 
+    if not val:
+        raise UserError("there is no text to compress: `val` is empty")
     sizes = {"bzip2 -9": len(bz2.compress(val, 9)), "xz -9": xz(val)}
     if train:
         train = train[-60_000_000:]

@@ -29,10 +29,8 @@ def likeliest(
 def _largest(logits: torch.Tensor) -> torch.Tensor:
     "The largest of each row. UserError where one is infinite or not a number."
     largest = logits.amax(-1)
-    if not (largest < torch.inf).all():
-        raise UserError(
-            "the model's logits are not finite: its training diverged, take an earlier checkpoint"
-        )
+    if not largest.isfinite().all():
+        raise UserError("the model's logits are not finite: its training diverged, take an older checkpoint")
     return largest
 
 
@@ -67,10 +65,8 @@ def check_sampling(temperature: float, top_k: int, top_p: float) -> None:
     "UserError, with all problems, if these settings mean nothing."
     problems = []
     if not 0 <= temperature < float("inf"):
-        problems.append(
-            f"temperature = {temperature}: 0 is greedy, 1 the model's own probabilities, never negative"
-        )
-    if top_k < 0:
+        problems.append(f"temperature = {temperature}: 0 is greedy, 1 the model's own, never negative")
+    if top_k < 0 or isinstance(top_k, float):
         problems.append(f"top_k = {top_k}: a number of tokens, or 0 for all")
     if not 0 < top_p <= 1:
         problems.append(f"top_p = {top_p}: a probability above 0, 1 for all")
@@ -202,7 +198,7 @@ def check_rows(
     max_new_tokens: int,  # for each row
 ) -> None:
     "UserError if a row has nothing to begin with, or more forced tokens than it may have tokens."
-    if not all(row.prompt for row in rows):
+    if not all(len(row.prompt) for row in rows):
         raise UserError("a prompt is empty: begin with at least one token, for example the tokenizer's eot")
     if (n := max((len(row.forced) for row in rows), default=0)) > max_new_tokens:
         raise UserError(f"forced has {n} tokens, max_new_tokens = {max_new_tokens} allows less: raise it")
@@ -211,12 +207,12 @@ def check_rows(
 def _generator(seed: int | None) -> torch.Generator:
     "A generator of its own; None: one that draws anew each time."
     generator = torch.Generator()
-    if seed is not None and not -(2**63) <= seed < 2**63:
-        raise UserError(f"seed = {seed} has more than 64 bits: choose a smaller one")
     if seed is None:
         generator.seed()
+    elif -(2**63) <= seed < 2**63:
+        generator.manual_seed(int(seed))
     else:
-        generator.manual_seed(seed)
+        raise UserError(f"seed = {seed} has more than 64 bits: choose a smaller one")
     return generator
 
 # %% ../../nbs/18_generate.ipynb #choices
@@ -296,7 +292,7 @@ def generate_batch(
 
     With `eot` a row that ended is shorter; the eot itself is left out.
     """
-    ends = eot if isinstance(eot, set) else {eot}
+    ends = eot if isinstance(eot, (set, frozenset)) else {eot}
     rows = seeded_rows(prompts, seed)
     for _ in decode_rows(model, rows, max_new_tokens, temperature, top_k, top_p, ends, use_cache=use_cache):
         pass
