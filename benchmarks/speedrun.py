@@ -77,7 +77,7 @@ LEFT_OUT = (
     _without("RMSNorm", "--norm layernorm"),
     _without("QK-norm", "--no-qk-norm"),
     _without("ReLU²", "--mlp gelu"),
-    _without("own head", "--tie-weights"),
+    _without("own head", "--tie-weights --init gpt2"),  # a start at zero needs a head of its own
     _without("start at zero", "--init gpt2"),
     _without("soft cap", "--logit-softcap 0"),
     _without("n-gram tables", "--ngram-rows None", 300),
