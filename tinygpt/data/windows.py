@@ -133,7 +133,8 @@ def permute(
     """Where a shuffle of n things puts the places `i`, without making the shuffle.
 
     A Feistel network over the next power of four, walked until it lands below n
-    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Numpy's integers are as good as
+    Python's. UserError for a place that is none of the n.
     """
     n = index(n)
     i = np.asarray(i)
