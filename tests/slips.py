@@ -553,8 +553,8 @@ SLIPS = [
     Slip(
         "data.windows",
         "ShardLoader.__init__",
-        "-(-(len(tokens) - 1) // block_size)",
-        "(len(tokens) - 1) // block_size",
+        "-(-(len(tokens) - 1) // self.block_size)",
+        "(len(tokens) - 1) // self.block_size",
         "the tail of the corpus is dropped (build-nanogpt)",
     ),
     Slip(

@@ -581,3 +581,11 @@ def test_on_a_gpu_nothing_in_a_step_waits_for_it(name, batch):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf"), -1.0])
+def test_norms_that_cannot_be_are_refused(norm):
+    with pytest.raises(UserError, match="a norm is finite"):
+        gradient_noise_scale([norm], [1.0], 1, 8)
+    with pytest.raises(UserError, match="a norm is finite"):
+        gradient_noise_scale([1.0], [norm], 1, 8)

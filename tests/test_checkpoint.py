@@ -669,3 +669,30 @@ def test_a_loss_that_is_not_finite_leaves_a_state_that_is_json_and_is_no_candida
         if step == 2:  # as older versions wrote it
             (folder / "state.json").write_text('{"val_loss": NaN}')
     assert [p.name for p in rank_by_loss(tmp_path)] == ["step_000001"]
+
+
+@pytest.mark.parametrize("what", ["a folder of theirs", "a run", "a file", "a checkpoint with a note"])
+def test_what_is_no_checkpoint_is_not_removed_by_a_save_over_it(what, tmp_path):
+    "A folder without a manifest passed for a damaged checkpoint: a save into it removed all that it held."
+    model, folder = build()[0], tmp_path / "there"
+    kept = {
+        "a folder of theirs": "thesis.txt",
+        "a run": "checkpoints/step_1/state.json",
+        "a checkpoint with a note": "note",
+    }
+    if what == "a file":
+        file = folder
+    else:
+        file = folder / kept[what]
+        if what == "a checkpoint with a note":
+            save_checkpoint(folder, model, ByteTokenizer())
+            (folder / "manifest.json").unlink()
+        file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("ten years")
+    with pytest.raises(FileExistsError, match="exists and holds"):
+        save_checkpoint(folder, model, ByteTokenizer())
+    assert file.read_text() == "ten years"
+
+
+def test_an_empty_folder_is_no_obstacle(tmp_path):
+    assert verify_checkpoint(save_checkpoint(tmp_path, build()[0], ByteTokenizer())) == ""

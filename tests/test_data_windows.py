@@ -263,3 +263,37 @@ def test_build_nanogpts_arithmetic_loses_the_tails_and_ours_does_not():
     loader = ShardLoader(cut(np.arange(n, dtype=np.uint16), shard), B, T)
     ours = pairs(next(loader) for _ in range(-(-loader.n_windows // B)))
     assert len(ours) == n - 1
+
+
+def test_numpy_integers_give_the_order_of_plain_ones_and_a_state_that_json_holds():
+    t = np.arange(1000)
+    for kind in (RandomLoader, ShardLoader):
+        plain = kind(t, 4, 8, seed=1)
+        other = kind(t, np.int64(4), np.int32(8), seed=np.int64(1))
+        for _ in range(3):
+            assert torch.equal(next(plain)[0], next(other)[0])
+        assert json.loads(json.dumps(other.state_dict())) == plain.state_dict()
+    places = np.arange(50)
+    assert (permute(places, 50, (0, 1)) == permute(places, np.int64(50), (np.int64(0), np.uint8(1)))).all()
+
+
+def test_a_row_without_tokens_and_a_size_that_is_no_integer_are_refused():
+    for kind in (RandomLoader, ShardLoader):
+        for block_size in (0, -3):
+            with pytest.raises(UserError, match=f"block_size = {block_size}"):
+                kind(np.arange(99), 4, block_size)
+        for wrong in (dict(block_size=4.0), dict(batch_size=2.0), dict(seed=1.5)):
+            with pytest.raises(TypeError, match="integer"):
+                kind(np.arange(99), **(dict(batch_size=2, block_size=4) | wrong))
+
+
+@pytest.mark.parametrize("place, n", [(100, 10), (10, 10), (-1, 10), (0, 0)])
+def test_a_place_that_is_none_of_the_n_is_refused_and_not_walked_for_ever(place, n):
+    with pytest.raises(UserError, match=f"places {place} to {place}"):
+        permute(np.array([place]), n, (0, 0))
+    assert permute(np.array([], dtype=np.int64), n, (0, 0)).size == 0
+
+
+def test_the_state_of_another_loader_is_refused_by_the_shard_loader():
+    with pytest.raises(UserError, match="tokens = None"):
+        ShardLoader(np.arange(100), 2, 4).load_state_dict({"step": 3})

@@ -267,3 +267,14 @@ def test_the_generator_of_a_gpu_is_as_before_too():
     before = torch.cuda.get_rng_state()
     find_lr(model, optimizer, RandomLoader(TOKENS, 4, 16, device="cuda"), steps=12)
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_a_bound_below_zero_clips_nothing():
+    "It turned the gradients round, and the loss could only rise."
+
+    def losses(clip):
+        bowl = Bowl()
+        sgd = torch.optim.SGD(bowl.parameters(), lr=0.1)
+        return find_lr(bowl, sgd, [(None, None)] * 20, 1e-3, 0.3, steps=20, clip=clip).raw
+
+    assert losses(-1.0) == losses(0.0)

@@ -9,6 +9,7 @@ __all__ = ['count_targets', 'accumulate_gradients', 'clip_gradients', 'step_unle
 # %% ../nbs/12_accumulate.ipynb #imports
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -196,6 +197,8 @@ def gradient_noise_scale(
 
 
 def _mean_square(norms):
+    if not all(0 <= float(n) < math.inf for n in norms):
+        raise UserError("a norm is finite and not below 0, and one of these is not: has the run diverged?")
     return sum(float(n) ** 2 for n in norms) / len(norms)
 
 # %% ../nbs/12_accumulate.ipynb #noise-measure
@@ -208,7 +211,7 @@ def measure_noise_scale(
 ) -> NoiseScale:
     """The noise scale of `model` as it is, in rows. Gradients that were there are lost.
 
-    UserError if rows do not divide, if batches differ in rows, or if there is no batch.
+    UserError if rows do not divide, if batches differ in rows, if there is none, or if a gradient is NaN.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     small = []

@@ -131,9 +131,23 @@ def remove_leftovers(folder: Path) -> None:
         if re.fullmatch(r"\.step_\d+\.(.+\.tmp|removed)", path.name):
             shutil.rmtree(path, ignore_errors=True)
 
+
+_PARTS = {"model.safetensors", "model.json", "tokenizer.json", "optimizer.pt", "state.json", "manifest.json"}
+
+
+def _make_way(folder):
+    "Remove a damaged checkpoint. FileExistsError for a good one, and for anything else: it is not ours."
+    if not folder.exists():
+        return
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    foreign = [name for name in sorted(names - _PARTS) if "val_loss.json" not in name]
+    if foreign or not verify_checkpoint(folder):  # it finds nothing wrong
+        raise FileExistsError(f"{folder} exists and holds {foreign[0] if foreign else 'a good checkpoint'}")
+    shutil.rmtree(folder)
+
 # %% ../nbs/16_checkpoint.ipynb #save
 def save_checkpoint(
-    folder: Path,  # made here; a good checkpoint there is a FileExistsError, a damaged one is replaced
+    folder: Path,  # made here; a damaged checkpoint there is replaced, all else is a FileExistsError
     model: GPT,  # or any module; also compiled, or wrapped in DDP: the plain module's names are written
     tokenizer: Tokenizer,
     optimizer: torch.optim.Optimizer | dict | None = None,  # or its state; None: no training after this
@@ -145,10 +159,7 @@ def save_checkpoint(
     folder = Path(folder)
     model = unwrap(model)
     weights = _bare_weights(model, model.state_dict() if weights is None else weights)
-    if folder.exists():
-        if not verify_checkpoint(folder):  # it finds nothing wrong
-            raise FileExistsError(f"{folder} exists")
-        shutil.rmtree(folder)
+    _make_way(folder)
     remove_leftovers(folder.parent)
     if optimizer is not None and not isinstance(optimizer, dict):
         optimizer = optimizer.state_dict()
@@ -212,19 +223,14 @@ def find_checkpoint(
     path: Path,  # a checkpoint or a run folder
     best: bool = False,  # of a run: the one with the lowest validation loss; else the newest
 ) -> Path:
-    """The checkpoint at `path`, or the newest (best) good one of the run there.
-
-    One that is damaged is named and passed over. UserError if none is good.
-    """
+    "A good checkpoint at `path`; a damaged one is named and passed over. UserError if there is none."
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path} does not exist: give a run folder such as runs/laptop")
     if (path / "manifest.json").exists() or (path / "model.json").exists():  # it is a checkpoint
         candidates = [path]
-    elif best:
-        candidates = rank_by_loss(path)
     else:
-        candidates = checkpoints(path)[::-1]
+        candidates = rank_by_loss(path) if best else checkpoints(path)[::-1]
     if not candidates:
         kind = "checkpoint that knows its validation loss" if best else "checkpoint"
         raise UserError(f"{path} holds no {kind}: give a run folder that a training run has saved into")

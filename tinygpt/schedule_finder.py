@@ -45,7 +45,7 @@ def find_lr(
     steps: int = 100,
     smooth: float = 0.9,  # of the running mean of the losses, which lags 1 / (1 - smooth) steps; 0: none
     give_back: float = 0.5,  # stop when this part of what was gained is lost again
-    clip: float = 1.0,  # largest global norm of the gradients, as in the run to come; 0: no clipping
+    clip: float = 1.0,  # largest global norm of the gradients, as in the run to come; 0 or below: no clipping
     autocast: Callable = contextlib.nullcontext,  # called for a context around the forward pass
 ) -> LRSearch:
     """Train a copy with a rate that grows from `lowest` to `highest` by the same factor at each step.
@@ -85,7 +85,7 @@ def find_lr(
             if turned:
                 break
             loss.backward()
-            if clip:
+            if clip > 0:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
     if len(rates) < steps and not turned:

@@ -7,6 +7,7 @@ __all__ = ['read_windows', 'to_batch', 'check_ranks', 'RandomLoader', 'permute',
 
 # %% ../../nbs/03_data.ipynb #imports
 import hashlib
+from operator import index
 
 import numpy as np
 import torch
@@ -42,6 +43,13 @@ def to_batch(
         rows = rows.pin_memory()
     rows = rows.to(device, non_blocking=True)
     return rows[:, :-1].clamp(min=0), rows[:, 1:].contiguous()
+
+
+def _check_block(block_size: int) -> int:
+    "`block_size`, the tokens of a row, as a plain int. UserError if a row would hold none."
+    if block_size < 1:
+        raise UserError(f"block_size = {block_size}: a row holds 1 token or more")
+    return index(block_size)
 
 
 def check_ranks(
@@ -86,11 +94,11 @@ class RandomLoader:
                 "lower block_size, or bring more text"
             )
         self.rows = check_ranks(batch_size, rank, world_size)
-        self.batch_size = batch_size
+        self.batch_size = index(batch_size)  # a plain int, also of a numpy integer: json can hold it
         # a memmap's own slices are slower than those of a plain array over the same memory
         self.tokens = tokens if isinstance(tokens, Shards) else np.asarray(tokens)
-        self.block_size = block_size
-        self.seed = seed
+        self.block_size = _check_block(block_size)
+        self.seed = index(seed)
         self.device = torch.device(device)
         self.step = 0  # the next batch to give
 
@@ -125,10 +133,18 @@ def permute(
     """Where a shuffle of n things puts the places `i`, without making the shuffle.
 
     A Feistel network over the next power of four, walked until it lands below n
-    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Numpy's integers are as good as
+    Python's. UserError for a place that is none of the n.
     """
+    n = index(n)
+    i = np.asarray(i)
+    if i.size and not 0 <= i.min() <= i.max() < n:  # such a place might never come back below n
+        raise UserError(
+            f"permute: places {i.min()} to {i.max()} are not all in 0 to {n - 1}: give places in it"
+        )
     half = max(1, ((n - 1).bit_length() + 1) // 2)  # bits of each half of a place
     mask = np.uint64((1 << half) - 1)
+    key = tuple(index(part) for part in key)  # a numpy integer would be another text
     # 8 round keys; four rounds are enough for a cipher to look random
     digest = hashlib.blake2b(repr(key).encode(), digest_size=64).digest()
     rounds = np.frombuffer(digest, dtype="<u8")
@@ -174,13 +190,13 @@ class ShardLoader:
                 f"data: {len(tokens)} tokens hold no pair of an input and a target: bring more text"
             )
         self.rows = check_ranks(batch_size, rank, world_size)
-        self.batch_size = batch_size
+        self.batch_size = index(batch_size)
         self.tokens = tokens if isinstance(tokens, Shards) else np.asarray(tokens)
-        self.block_size = block_size
-        self.seed = seed
-        self.shuffle = shuffle
+        self.block_size = _check_block(block_size)
+        self.seed = index(seed)
+        self.shuffle = bool(shuffle)
         self.device = torch.device(device)
-        self.n_windows = -(-(len(tokens) - 1) // block_size)  # in an epoch
+        self.n_windows = -(-(len(tokens) - 1) // self.block_size)  # in an epoch
         self.window = 0  # given so far
         # (a window, the starts from it on): many at once cost hardly more than a batch
         self._ahead = (0, np.empty(0, dtype=np.int64))
@@ -221,9 +237,9 @@ class ShardLoader:
         UserError if it is of other data or another order.
         """
         for name, value in self._data().items():
-            if state[name] != value:
+            if state.get(name) != value:
                 raise UserError(
-                    f"resume: the loader was stopped with {name} = {state[name]}, and now it is {value}: "
+                    f"resume: the loader was stopped with {name} = {state.get(name)}, and now it is {value}: "
                     "give the same again"
                 )
         self.window = state["window"]
