@@ -385,7 +385,7 @@ def main():
     parser.add_argument("--clock", action="store_true")
     what = "with --ladder or --clock: the last rung, each time with one idea left out"
     parser.add_argument("--left-out", action="store_true", help=what)
-    parser.add_argument("--repeats", type=int, default=3, help="with --clock")
+    parser.add_argument("--repeats", type=int, default=5, help="with --clock")
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--float32", action="store_true", help="with --long")
     parser.add_argument("--rung", nargs="+", help="with --ladder or --clock: only these")
