@@ -80,6 +80,23 @@ def test_the_record_is_that_of_this_ladder():
         assert len(steps_to_goal(rung["runs"])) >= 5, rung["name"]  # all seeds, on both sides of the goal
 
 
+def test_what_is_left_out_differs_from_the_last_rung_by_what_it_names(monkeypatch):
+    monkeypatch.syspath_prepend(RESULTS.parent)
+    benchmark = importlib.import_module("speedrun")
+    record = json.loads((RESULTS / "speedrun_left_out.json").read_text())["rungs"]
+    assert [rung["name"] for rung in record] == [rung.name for rung in benchmark.LEAVE_OUT.rungs]
+    last = settings(record[0]["flags"])
+    assert last.model == preset("speedrun").model
+    below = {rung.name for rung in LADDER if rung.kept}
+    for rung in record[1:]:
+        assert rung["flags"] == benchmark._settings(benchmark.LEAVE_OUT, rung["name"])
+        assert len(steps_to_goal(rung["runs"])) == 5
+        own = settings(rung["flags"])
+        parts = [(getattr(last, part), getattr(own, part)) for part in ("model", "optim", "data", "system")]
+        assert any(a != b for a, b in parts), rung["name"]
+        assert rung["name"].removeprefix("without ") in below | {"the eleven inside the noise"}
+
+
 @pytest.mark.slow
 def test_a_run_is_told_as_its_own_files_tell_it(tmp_path, words):
     flags = [
