@@ -124,16 +124,20 @@ def one_minute() -> dict:
     return dict(bits=bits, loss_first=first, loss_last=last, curve="_static/curve.png", sample=sample)
 
 
-PICTURE = re.compile(r"!\[.*?: (\d+) times less .*?: (.*)\.\]\(images/ladder\.png\)")
+PICTURE = re.compile(r"!\[.*?: (\d+) times less .*?: (.*)\. Within the noise: (.*)\.\]\(images/ladder\.png\)")
 
 
 def ladder() -> dict:
     "The bars of the picture at the top of the index, whose words tools/picture.py takes from the record."
     nb = nbformat.read(pages.ROOT / "nbs/index.ipynb", as_version=4)
-    times, bars = PICTURE.search(nb.cells[0].source).groups()
+    times, bars, noise = PICTURE.search(nb.cells[0].source).groups()
     rungs = [bar.rsplit(" ", 1) for bar in bars.split(", ")]
     longest = int(rungs[0][1])
-    rows = [dict(name=name, seconds=s, part=round(int(s) / longest, 3)) for name, s in rungs]
+    in_noise = noise.split(", ")
+    rows = [
+        dict(name=name, seconds=s, part=round(int(s) / longest, 3), noise=name in in_noise)
+        for name, s in rungs
+    ]
     return dict(ladder=rows, times=times)
 
 

@@ -71,7 +71,7 @@ def test_the_way_of_a_training_step_names_what_is_there_and_each_module_is_impor
 def test_the_picture_at_the_top_shows_the_record_and_its_words_say_it():
     rows = picture.shown_rungs()
     assert rows[0]["name"] == "nanoGPT's settings" and len(rows) > 2
-    assert all(row["kept"] and not row["noise"] for row in rows)
+    assert all(row["kept"] for row in rows) and any(row["noise"] for row in rows)
     told = picture.words(rows)
     assert picture.drawn_words() == told, "run `make export`"
     title = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[0].source
