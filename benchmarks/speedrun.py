@@ -19,6 +19,7 @@ each pair run two floors: our command with a single step, and `import torch` alo
 
 import argparse
 import importlib.util
+import random
 import shutil
 import statistics
 import sys
@@ -301,8 +302,9 @@ def _step_timer(run):
 def clock_rungs(race: Race, args):
     """CPU seconds of a step of each rung, and of its whole command with a single step. Wants an idle machine.
 
-    In turn, many times, so that all rungs have their share of what else goes on. Earlier readings go: they
-    are of another day or another machine.
+    In turn, many times, so that all rungs have their share of what else goes on, and in another order each
+    time: what is timed first, after the record is written, reads higher. Earlier readings go: they are of
+    another day or another machine.
     """
     with _recorded(race) as known:
         for name in _wanted(race, args):
@@ -317,11 +319,16 @@ def clock_rungs(race: Race, args):
             stack.callback(run.close)
             timers[name] = _step_timer(run)
         for _ in range(5 * args.repeats):
-            _note_round(race, "step_s", {name: seconds() for name, seconds in timers.items()})
+            _note_round(race, "step_s", {name: timers[name]() for name in _shuffled(timers)})
         for _ in range(args.repeats):
             commands = {name: [*race.flags(name, steps=1), "--warmup-steps", "0"] for name in timers}
-            runs = {name: run_command(flags, tmp, race.seeds[0]) for name, flags in commands.items()}
+            names = _shuffled(commands)
+            runs = {name: run_command(commands[name], tmp, race.seeds[0]) for name in names}
             _note_round(race, "command_s", {name: run["cpu_s"] for name, run in runs.items()})
+
+
+def _shuffled(names) -> list:
+    return random.sample(list(names), len(names))
 
 
 def _note_round(race: Race, kind: str, seconds: dict[str, float]):
