@@ -205,20 +205,48 @@ def doors_line() -> str:
 
 # ---- parts of the index that follow from elsewhere: chapters, the way of a step, the citation
 
-CHAPTERS = re.compile(r"^\| \| chapter \| its question \|\n(?:\|.*(?:\n|$))+", re.M)
+CHAPTERS = re.compile(r"^\| \| chapter \| its question \|.*\n(?:\|.*(?:\n|$))+", re.M)
+MEET = {  # what a chapter is about, in the words that people search for
+    "01": "fp32, bf16, fp16, fp8, rounding",
+    "02": "BPE, byte-level, bits per byte",
+    "03": "shards, shuffling, epochs, resuming",
+    "04": "softmax, causal mask, FlashAttention",
+    "05": "initialisation, residual scaling, µP",
+    "06": "GPT-2, Llama, RoPE, RMSNorm, SwiGLU, GQA",
+    "07": "profiling, MFU, FLOPs, memory",
+    "08": "autocast, mixed precision, loss scaling",
+    "09": "torch.compile, graph breaks, recompilation",
+    "10": "SGD, momentum, Adam, weight decay",
+    "11": "warm-up, cosine, trapezoid (WSD)",
+    "12": "gradient accumulation, clipping, noise scale",
+    "13": "DDP, all-reduce, FSDP2",
+    "14": "Newton–Schulz, orthogonalisation",
+    "15": "ZeRO, sharded optimizer, DistMuon",
+    "16": "atomic saves, exact resume",
+    "17": "perplexity, confidence intervals, HellaSwag",
+    "18": "sampling, KV cache, top-k, top-p",
+    "19": "the trainer, its config and its loop",
+    "20": "nanoGPT speedrun, ablations",
+    "21": "scaling laws, Chinchilla",
+    "22": "SFT, loss masks, LoRA",
+    "23": "DPO, reward models",
+    "24": "policy gradient, GRPO, rejection sampling",
+    "25": "chat templates, stop tokens, serving",
+}
 CITATION = re.compile(r"^```bibtex\n.*?^```", re.M | re.S)
 
 
 def chapters_table() -> str:
     "The core pages by part, as the visitor's table; the whole list, at the end of the index, is its source."
-    lines, part = ["| | chapter | its question |", "|---|---|---|"], ""
+    lines, part = ["| | chapter | its question | you meet |", "|---|---|---|---|"], ""
     for row in contents():
         if row.label == "core":
             if row.part != part:
-                lines.append(f"| | **{row.part}** | |")
+                lines.append(f"| | **{row.part}** | | |")
             part = row.part
             link = row.path.relative_to(ROOT / "nbs").as_posix()
-            lines.append(f"| {row.number} | [{row.name}]({link}) | {row.question} |")
+            meet = MEET.get(row.number, "")
+            lines.append(f"| {row.number} | [{row.name}]({link}) | {row.question} | {meet} |")
     return "\n".join(lines) + "\n"
 
 
