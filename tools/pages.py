@@ -48,7 +48,7 @@ class Row:
     question: str
 
 
-ROW = re.compile(r"^\| *(\d*) *\| \[(.+?)\]\(([\w/]+\.ipynb)\) \| (.*?) \| (.*?) *\|$")
+ROW = re.compile(r"^\| *(\d*) *\| \[(.+?)\]\(([\w/]+\.ipynb)\) \| (|core|deeper|reference) \| (.*?) *\|$")
 
 
 def contents() -> list[Row]:
