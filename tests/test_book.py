@@ -79,6 +79,22 @@ def test_the_picture_at_the_top_shows_the_record_and_its_words_say_it():
     assert picture.LINE.search(title)[0] == f"![{told}](images/ladder.png)", "run `make export`"
 
 
+DIGITS = {code: " " for code in range(128) if not chr(code).isdigit()}  # all else becomes a space
+
+
+def test_the_index_counts_the_refuted_claims_as_the_log_does():
+    log = (ROOT / "EXPERIMENTS.md").read_text(encoding="utf-8")
+    entries, claims, *verdicts = map(
+        int, re.search(r"^Together: (.*)", log, re.M)[1].translate(DIGITS).split()
+    )
+    assert sum(verdicts) == claims and log.count("\n### ") == entries
+    rows = re.findall(r"^\| \[.*\]\(#.*?\) \| (\d+) \| (.*?) \|", log, re.M)
+    counted = [[int(n) for n in re.findall(r"\d+", numbers)] for _, numbers in rows if numbers != "none"]
+    assert sum(int(n) for n, _ in rows) == entries and [sum(column) for column in zip(*counted)] == verdicts
+    index = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[0].source
+    assert f"So far {verdicts[1]} of {claims} were refuted" in index
+
+
 def test_a_badge_is_that_of_a_workflow():
     names = re.findall(r"workflows/(\w+\.yml)/badge\.svg", (ROOT / "README.md").read_text(encoding="utf-8"))
     folder = ROOT / ".github/workflows"
