@@ -15,6 +15,7 @@ from tinygpt.run.config import (
     find_tokenizer,
     least_memory,
     load_config,
+    read_toml,
 )
 from tinygpt.run.presets import preset
 from tinygpt.support import UserError
@@ -242,3 +243,15 @@ def test_a_run_that_goes_on_finds_its_tokenizer_in_its_newest_good_checkpoint(co
     nothing = tmp_path / "nothing"  # a run that has saved nothing: the weights bring it again
     assert found(str(tmp_path / "gone.json"), "runs/base", nothing) == "bpe"
     assert found(str(tmp_path / "gone.json"), "", nothing) == str(tmp_path / "gone.json")
+
+
+def test_a_toml_file_is_read_and_what_is_none_is_told(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_bytes(b'\xef\xbb\xbf[optim]\nlearning_rate = 1e-3\n[run]\nname = "a"\n')  # as Windows marks it
+    assert read_toml(path) == {"optim": {"learning_rate": 1e-3}, "run": {"name": "a"}}
+    for broken in (b"[optim\n", b"\xff\xfe\x00"):
+        path.write_bytes(broken)
+        with pytest.raises(UserError, match="my.toml is no TOML"):
+            read_toml(path)
+    with pytest.raises(UserError, match="cannot be read .*: check the path"):
+        read_toml(tmp_path / "gone.toml")
