@@ -5,7 +5,7 @@ VENV   ?= .venv
 ARGS   ?=
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 2)")
 # of the tests: some only wait for a process
-TESTERS ?= $(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 2))")
+TESTERS ?= $(shell $(PYTHON) -c "print($(JOBS) + 1)")
 SHORT  := 10
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts

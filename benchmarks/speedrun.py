@@ -105,10 +105,6 @@ class Race:
     seeds: tuple[int, ...]
     option: str = ""  # that this race wants on the command line
 
-    def flags(self, name: str, steps: int | None = None) -> list[str]:
-        "The command line of one of the rungs: what is left out is left out of the last one."
-        return rung_flags(name, (*LADDER, *LEFT_OUT), steps)
-
 
 CLIMB = Race("speedrun_ladder", LADDER, (101, 102, 103, 104, 105))
 # on seeds on which nothing was chosen
@@ -211,9 +207,14 @@ def against_peer(args):
         save("speedrun", result)
 
 
-def _settings(race: Race, name: str) -> list[str]:
+def _flags(name: str, steps: int | None = None) -> list[str]:
+    "The command line of a rung: what is left out is left out of the last one of the ladder."
+    return rung_flags(name, (*LADDER, *LEFT_OUT), steps)
+
+
+def _settings(name: str) -> list[str]:
     "The flags of a rung without its length: it runs at several."
-    flags = race.flags(name)
+    flags = _flags(name)
     at = flags.index("--max-steps")
     return flags[:at] + flags[at + 2 :]
 
@@ -228,7 +229,7 @@ def _recorded(race: Race):
             record = dict(rungs=[])
         known = {rung["name"]: rung for rung in record["rungs"]}
         for rung in race.rungs:
-            new = dict(name=rung.name, flags=_settings(race, rung.name), kept=rung.kept)
+            new = dict(name=rung.name, flags=_settings(rung.name), kept=rung.kept)
             if known.get(rung.name, {}).get("flags") != new["flags"]:
                 known[rung.name] = dict(new, runs=[], clock={})
         yield known
@@ -238,10 +239,10 @@ def _recorded(race: Race):
         save(race.record, dict(command=command, goal=GOAL, rungs=rungs))
 
 
-def _train_rung(race: Race, name: str, steps: int, seed: int) -> dict:
+def _train_rung(name: str, steps: int, seed: int) -> dict:
     "A run of a rung in this process, for its loss; its seconds are `clock_rungs`'s."
     with tempfile.TemporaryDirectory() as tmp:
-        flags = [*race.flags(name, steps=steps), "--seed", str(seed), "--out", tmp, "--name", "run"]
+        flags = [*_flags(name, steps), "--seed", str(seed), "--out", tmp, "--name", "run"]
         result = train(parse_arguments(flags).train, progress="none")
         if not result.finished:
             sys.exit("stopped: this run is not recorded")
@@ -274,7 +275,7 @@ def climb(race: Race, args):
             if steps is None:
                 break
             done = {run["seed"] for run in runs if run["steps"] == steps}
-            run = _train_rung(race, name, steps, next(seed for seed in race.seeds if seed not in done))
+            run = _train_rung(name, steps, next(seed for seed in race.seeds if seed not in done))
             with _recorded(race) as known:
                 known[name]["runs"].append(run)
             print(f"{name:32s} {run}", flush=True)
@@ -313,15 +314,13 @@ def clock_rungs(race: Race, args):
         tmp = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         timers = {}
         for i, name in enumerate(_wanted(race, args)):
-            run = open_run(
-                parse_arguments([*race.flags(name), "--out", str(tmp), "--name", f"rung{i}"]).train
-            )
+            run = open_run(parse_arguments([*_flags(name), "--out", str(tmp), "--name", f"rung{i}"]).train)
             stack.callback(run.close)
             timers[name] = _step_timer(run)
         for _ in range(5 * args.repeats):
             _note_round(race, "step_s", {name: timers[name]() for name in _shuffled(timers)})
         for _ in range(args.repeats):
-            commands = {name: [*race.flags(name, steps=1), "--warmup-steps", "0"] for name in timers}
+            commands = {name: [*_flags(name, steps=1), "--warmup-steps", "0"] for name in timers}
             names = _shuffled(commands)
             runs = {name: run_command(commands[name], tmp, race.seeds[0]) for name in names}
             _note_round(race, "command_s", {name: run["cpu_s"] for name, run in runs.items()})

@@ -89,7 +89,7 @@ def test_what_is_left_out_differs_from_the_last_rung_by_what_it_names(monkeypatc
     assert last.model == preset("speedrun").model
     below = {rung.name for rung in LADDER if rung.kept}
     for rung in record[1:]:
-        assert rung["flags"] == benchmark._settings(benchmark.LEAVE_OUT, rung["name"])
+        assert rung["flags"] == benchmark._settings(rung["name"])
         assert len(steps_to_goal(rung["runs"])) == 5
         own = settings(rung["flags"])
         parts = [(getattr(last, part), getattr(own, part)) for part in ("model", "optim", "data", "system")]
@@ -155,7 +155,7 @@ def test_a_new_clock_is_not_mixed_with_an_older_days_readings(monkeypatch, tmp_p
     older = {"step_s": [9.0], "command_s": [99.0]}
     record = {"rungs": []}
     for rung in LADDER:
-        flags = benchmark._settings(benchmark.CLIMB, rung.name)
+        flags = benchmark._settings(rung.name)
         record["rungs"].append(dict(name=rung.name, flags=flags, kept=rung.kept, runs=[], clock=dict(older)))
     monkeypatch.setattr(benchmark, "load", lambda name: record)
     monkeypatch.setattr(benchmark, "save", lambda name, found: record.update(found))

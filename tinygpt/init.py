@@ -16,6 +16,11 @@ from .support import UserError
 # %% ../nbs/05_init.ipynb #schemes
 Scheme = Literal["torch", "normal", "gpt2", "zero", "mup"]
 
+
+def _check_scheme(scheme):
+    if scheme not in get_args(Scheme):
+        raise UserError(f"scheme = {scheme!r} is not known: choose one of {', '.join(get_args(Scheme))}")
+
 # %% ../nbs/05_init.ipynb #weight-std
 def weight_std(
     # "embedding", "hidden" (reads the stream), "residual" (writes to it) or "head" (makes the logits)
@@ -29,9 +34,7 @@ def weight_std(
     roles = ("embedding", "hidden", "residual", "head")
     if role not in roles:
         raise UserError(f"role = {role!r} is not known: choose one of {', '.join(roles)}")
-    if scheme not in get_args(Scheme):
-        raise UserError(f"scheme = {scheme!r} is not known: choose one of {', '.join(get_args(Scheme))}")
-
+    _check_scheme(scheme)
     if scheme == "torch":  # U(-1/√fan_in, 1/√fan_in) has this deviation; embeddings are N(0, 1)
         return 1.0 if role == "embedding" else (3 * fan_in) ** -0.5
     if scheme == "zero" and role in ("residual", "head"):
@@ -80,8 +83,7 @@ def init_weights(
 
     Biases are 0 and norms 1. Returns the model.
     """
-    if scheme not in get_args(Scheme):
-        raise UserError(f"scheme = {scheme!r} is not known: choose one of {', '.join(get_args(Scheme))}")
+    _check_scheme(scheme)
     if n_layer < 1:
         raise UserError(f"n_layer = {n_layer} is not the number of blocks: give 1 or more")
 

@@ -48,7 +48,8 @@ class Row:
     question: str
 
 
-ROW = re.compile(r"^\| *(\d*) *\| \[(.+?)\]\(([\w/]+\.ipynb)\) \| (|core|deeper|reference) \| (.*?) *\|$")
+LIST = "\n## All pages, in their order\n"  # the heading of that list in the index
+ROW = re.compile(r"^\| *(\d*) *\| \[(.+?)\]\(([\w/]+\.ipynb)\) \| (.*?) \| (.*?) *\|$")
 
 
 def contents() -> list[Row]:
@@ -56,7 +57,7 @@ def contents() -> list[Row]:
     nb = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4)
     text = "\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
     part, rows = "", []
-    for line in text.splitlines():
+    for line in text.partition(LIST)[2].splitlines():
         if line.startswith("### "):
             part = line.removeprefix("### ").strip()
         elif found := ROW.match(line):
@@ -205,7 +206,7 @@ def doors_line() -> str:
 
 # ---- parts of the index that follow from elsewhere: chapters, the way of a step, the citation
 
-CHAPTERS = re.compile(r"^\| \| chapter \| its question \|.*\n(?:\|.*(?:\n|$))+", re.M)
+CHAPTERS = re.compile(r"^\| \| chapter \| its question \| you meet \|\n(?:\|.*(?:\n|$))+", re.M)
 MEET = {  # what a chapter is about, in the words that people search for
     "01": "fp32, bf16, fp16, fp8, rounding",
     "02": "BPE, byte-level, bits per byte",
@@ -245,8 +246,7 @@ def chapters_table() -> str:
                 lines.append(f"| | **{row.part}** | | |")
             part = row.part
             link = row.path.relative_to(ROOT / "nbs").as_posix()
-            meet = MEET.get(row.number, "")
-            lines.append(f"| {row.number} | [{row.name}]({link}) | {row.question} | {meet} |")
+            lines.append(f"| {row.number} | [{row.name}]({link}) | {row.question} | {MEET[row.number]} |")
     return "\n".join(lines) + "\n"
 
 

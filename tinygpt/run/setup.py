@@ -191,7 +191,9 @@ def begins_masked(
 ) -> bool:
     "Whether the weights of init_from were trained with `mask_documents`."
     kind, place = find_model(config.run.init_from) if config.run.init_from else ("", None)
-    for folder in (checkpoints(place) or [place]) if kind == "run" else []:  # all of a run agree
+    if kind != "run":
+        return False
+    for folder in checkpoints(place) or [place]:  # all of a run agree
         with suppress(UserError):  # a damaged one: told where the weights are read, and verified
             if was_masked(folder):
                 return True
