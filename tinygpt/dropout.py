@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 # %% ../nbs/more/04_dropout.ipynb #drop
-LEVELS = 2**16  # a probability is a whole number of parts of this
+LEVELS = 2**16  # a probability is a whole number divided by this
 
 
 def drop(
@@ -20,16 +20,16 @@ def drop(
 ) -> torch.Tensor:  # x's shape and type
     """Dropout (Hinton et al. 2012): zeros with probability p, the rest divided by 1 - p.
 
-    On a CPU one random word decides for four numbers; elsewhere, and in compiled code, it is torch's.
+    On a CPU one random word decides for four numbers; elsewhere, and in compiled code, this is torch's.
     """
     if not training or p == 0:
         return x
     cut = round(p * LEVELS)
     ours = x.device.type == "cpu" and 0 < cut < LEVELS
     if not ours or torch.compiler.is_compiling():
-        return F.dropout(x, p)  # which also refuses what is no probability
+        return F.dropout(x, p)  # which also rejects anything that is not a probability
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device="cpu")
-    words.random_(-(2**63), None)  # all 64 bits: without a lower end the highest one would be 0
+    words.random_(-(2**63), None)  # all 64 bits: without a lower bound the highest bit would be 0
     numbers = words.view(torch.int16)[: x.numel()].view(x.shape)  # from -32768 to 32767
     keep = numbers >= cut - LEVELS // 2
     return x * keep.to(x.dtype).mul_(LEVELS / (LEVELS - cut))
