@@ -111,7 +111,7 @@ class _ChunkedLoss(torch.autograd.Function):
     "The sum of the losses; gradients are computed in the forward pass, while each chunk's logits exist."
 
     @staticmethod
-    def forward(ctx, x, weight, targets, V, softcap, chunk, of_x, of_weight):  # of_...: is it needed?
+    def forward(ctx, x, weight, targets, V, softcap, chunk, of_x, of_weight):  # whose gradient is needed
         dtype, wide, head = _products(x, weight, V)
         loss = torch.zeros((), dtype=wide, device=x.device)
         dx = torch.empty_like(x) if of_x else None

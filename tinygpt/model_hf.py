@@ -264,7 +264,7 @@ _NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 @torch.no_grad()
 def state_from_hf(
     model: GPT,  # filled in place; padding rows become 0
-    state: dict[str, torch.Tensor],  # their weights by their names
+    state: dict[str, torch.Tensor],  # their weights under their names
     kind: str,  # "gpt2", "llama" or "qwen3"
 ) -> GPT:
     "Copy Hugging Face's weights into `model`; any missing, left over or of the wrong shape is an error."

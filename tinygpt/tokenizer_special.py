@@ -16,7 +16,7 @@ from .tokenizer import _KINDS, Tokenizer
 
 # %% ../nbs/more/02_tokenizer_special.ipynb #check-names
 def _is_token(base: Tokenizer, name: str) -> bool:
-    "Whether a tokenizer from elsewhere has a token with this name. Tokens of ours have no names."
+    "Whether a tokenizer from elsewhere has a token with this name. Our tokenizers have no names."
     return [base.token(i) for i in base.encode_template(name)] == [name]
 
 

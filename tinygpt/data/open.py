@@ -42,7 +42,7 @@ def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:
     try:
         itos = _PlainUnpickler(io.BytesIO(pickled.read_bytes())).load()["itos"]
         chars = [itos[i] for i in range(len(itos))]  # ids are the positions in the sorted alphabet
-    except Exception as error:  # pickle raises all kinds
+    except Exception as error:  # pickle raises all kinds of errors
         raise UserError(
             f"data: {pickled} is not nanoGPT's ({str(error)[:100]}): "
             "give token files with a meta.json instead"

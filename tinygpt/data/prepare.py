@@ -209,7 +209,7 @@ def _only_one(folder: Path):
 def check_name(
     out: Path,  # of a folder that is to be made
 ) -> Path:
-    "`out`. UserError if no folder can be made of that name."
+    "`out` itself. UserError if no folder can have that name."
     name = out.name
     if name in ("", ".."):
         raise UserError(f"out: {str(out)!r} is no name for a new folder: give one, such as tokens")

@@ -104,7 +104,7 @@ def encoding_problem(
 
 
 def source_path(
-    data: str,  # as it was given
+    data: str,  # as given
 ) -> Path:
     "The path of a source. UserError if it is empty, or a name that no log or record can hold."
     if not data.strip():
@@ -422,7 +422,7 @@ class TokenFile:
 
 
 def map_file(file: TokenFile) -> np.ndarray:
-    "The tokens of a file as a read-only array on the disk."
+    "The tokens of a file as a read-only array on disk."
     return np.asarray(np.memmap(file.path, dtype=file.dtype, mode="r"))
 
 
