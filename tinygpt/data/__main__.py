@@ -88,7 +88,7 @@ def prepare(options: Prepare):
         raise UserError(f"interrupted: {goes_on if partial.exists() else 'nothing was written'}") from None
     for line in report.lines():
         print(f"  {line}")
-        is_text = ".txt" in line and not options.separator  # of other files it cannot stand between documents
+        is_text = ".txt" in line and not options.separator  # other files have no separator
         if is_text and line.split(" x ", 1)[-1].startswith(EOT_TEXT):
             print(f"  if it stands between documents, give --separator '{EOT_TEXT}'")
     meta = open_token_data(out).meta
@@ -105,7 +105,7 @@ def prepare(options: Prepare):
 
 
 def check(options: Verify):
-    "Read a token folder from its first to its last byte and say how much it holds."
+    "Read a token folder from the first byte to the last and say how much it holds."
     folder = options.folder.expanduser()
     if (folder / "meta.json").exists() or not (folder / "train.bin").exists():
         print(f"{folder}: {verify(folder):,} tokens, as meta.json says")
