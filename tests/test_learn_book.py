@@ -149,7 +149,7 @@ def test_the_functions_of_the_first_hour_have_an_idea_in_their_first_hint():
     )
     begin, rest = (
         re.search(r"start (\d\d) --only (\S+)", tour),
-        tour.split("Where to go on")[1].split("By default")[0],
+        tour.split("Where to go next")[1].split("By default")[0],
     )
     path = [
         begin.groups()[::-1],

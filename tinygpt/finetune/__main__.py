@@ -26,16 +26,16 @@ from ..support import UserError, command
 from ..train import TrainResult, train
 
 # %% ../../nbs/more/22_finetune_command.ipynb #recipe
-STEPS, ROWS = 800, 32  # optimizer steps, and rows of each
-REPLAY = 0.125  # of the rows: the text of the base
-RATE_FACTOR = 1.0  # of the base's rates
-ELSEWHERE_RATE = 2e-5  # AdamW's, for a model without a run of ours
+STEPS, ROWS = 800, 32  # optimizer steps, and rows in each
+REPLAY = 0.125  # share of the rows that come from the base's text
+RATE_FACTOR = 1.0  # multiplies the base's rates
+ELSEWHERE_RATE = 2e-5  # AdamW's, for a model that no run of ours has made
 
 
 def finetune_config(
-    place: str,  # the model to begin with, whatever `open_model` opens
+    place: str,  # the model to start from, anything `open_model` opens
 ) -> TrainConfig:
-    "The settings that a fine-tuning run of this model begins with."
+    "The settings that fine-tuning this model starts from."
     config = config_after(place, "chat", ROWS)
     o = config.optim
     rates = dict(learning_rate=o.learning_rate * RATE_FACTOR, muon_lr=o.muon_lr * RATE_FACTOR)
@@ -76,7 +76,7 @@ class Options:
 def parse_arguments(
     argv: list[str],  # without the program's name
 ) -> Options:
-    "The arguments of a fine-tuning run. UserError for what cannot be meant."
+    "The arguments of a fine-tuning run. UserError for anything that makes no sense."
     kept = ("data", "conversations", "packed", "document_mask", "train_on", "replay")
     least = dict(conversations=1, questions=0)
     options = stage_options(argv, Options, finetune_config, "tinygpt.finetune", kept, **least)
@@ -89,7 +89,7 @@ def parse_arguments(
 def open_conversations(
     options: Options,
 ) -> tuple[list[list[dict]], list[Example]]:
-    "(conversations to train on, held-out questions). A file has no program that judges: it has no questions."
+    "(conversations to train on, held-out questions). No program can judge a file, so it has no questions."
     if options.data != "tasks":
         return read_conversations(options.data), []
     seed = options.train.run.seed
@@ -101,9 +101,9 @@ def chat_start(
     options: Options,  # its init_from names the base
     conversations: list[list[dict]],
 ) -> str:
-    """The model to begin with, with a chat's tokens: the base itself, or NAME-start, which is made of it.
+    """The model to start from, with the chat tokens: the base itself, or NAME-start, which is made from it.
 
-    The conversations are tried first. UserError where they do not fit, or another model is in the way.
+    The conversations are checked first. UserError if they do not fit, or if another model is in the way.
     """
     config = options.train
     model, tokenizer, _ = open_model(config.run.init_from)
@@ -127,7 +127,7 @@ def chat_start(
 def run_options(
     options: Options,
 ) -> TrainResult:
-    "Fine-tune as the options say."
+    "Fine-tune with these options."
     config, resume = options.train, options.resume is not None
     world = init_world(config.system.device, timeout=1800)
     rows = config.data.batch_size
@@ -138,12 +138,12 @@ def run_options(
     if not old and options.replay:
         told = f"replay = {options.replay} gives no row of old text: batch_size = {rows}"
         told = f"{told}, processes = {world.world_size}"
-        if resume:  # what is kept is 0 where there were no such rows
+        if resume:  # the kept setting is 0 if the run had no such rows
             remedy = "go on with as many processes as it began with, and as many rows"
             raise UserError(f"resume: {told}; this run has some: {remedy}")
         if world.is_main:
             print(f"note: {told}", file=sys.stderr)
-        options.replay = 0.0  # a resumed run has none either, on however many processes
+        options.replay = 0.0  # so a resumed run has none either, on any number of processes
     names = ("packed", "document_mask", "train_on", "replay")
     how = {name: getattr(options, name) for name in names}
     objective = answers_objective(conversations, examples, **how)
