@@ -2336,7 +2336,7 @@ SLIPS = [
     ),
     Slip(
         "run.command",
-        "starting_point",
+        "config_of_run",
         "config.run.out, config.run.name = str(folder.parent), folder.name",
         "pass",
         "a run that was moved writes to its old place",

@@ -6,8 +6,6 @@
 __all__ = ['COMMON', 'base_folder', 'config_after', 'own_settings', 'stage_start', 'stage_options']
 
 # %% ../../nbs/more/19_run_stage.ipynb #imports
-import os
-import re
 from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
@@ -16,11 +14,19 @@ from typing import get_type_hints
 from ..checkpoint_open import find_model, open_model
 from ..document_masks import was_masked
 from ..model import GPTConfig
-from .command import check_kept, check_resumed, fit_warmup, switch_problem, value_of
+from tinygpt.run.command import (
+    check_kept,
+    check_resumed,
+    config_of_run,
+    fit_warmup,
+    read_flags,
+    settings_named,
+    value_of,
+)
 from .config import RunConfig, TrainConfig, load_config
 from .presets import preset
 from .setup import kept_settings
-from ..support import UserError, parse_options
+from ..support import UserError
 
 # %% ../../nbs/more/19_run_stage.ipynb #config
 def base_folder(
@@ -84,15 +90,13 @@ def stage_start(
 ) -> tuple:
     "(the options that the flags change, the flags): from RUN, or from the run of --resume."
     named = bool(argv) and not argv[0].startswith("-")
-    place, flags = (argv[0], list(argv[1:])) if named else (None, list(argv))
+    place, flags = (argv[0], argv[1:]) if named else (None, argv)
     resume = value_of("--resume", flags)
     if resume and place:
         raise UserError(f"RUN {place} and --resume {resume} are two places to start from: give one of them")
     if resume:
-        folder = Path(os.path.expanduser(resume)).resolve()
-        config = load_config(folder / "config.json")
-        config.run.out, config.run.name = str(folder.parent), folder.name
-        hints, kept = get_type_hints(Options), kept_settings(folder, command)
+        config = config_of_run(resume)
+        hints, kept = get_type_hints(Options), kept_settings(config.folder, command)
         known = {field.name for field in fields(Options)} - {*COMMON}
         own = {name: _brought_back(hints[name], kept[name]) for name in kept if name in known}
         return Options(config, **own), flags
@@ -110,19 +114,14 @@ def stage_options(
     **least: int,  # the smallest value that each of these options may have
 ):
     "The options of a call of this command. UserError for what cannot be meant."
-    from tyro.conf import OmitArgPrefixes  # only here: importing the package should not wait for it
-
     default, flags = stage_start(argv, Options, make, command)
-    if problem := switch_problem(flags):
-        raise UserError(problem)
-    prog = f"python -m {command} RUN"
-    options = parse_options(Options, flags, prog, default=default, config=(OmitArgPrefixes,))
-    if not any(re.match("--warmup[-_]steps", flag) for flag in flags):  # nobody asked for this warm-up
+    options = read_flags(flags, default, f"python -m {command} RUN")
+    if "warmup_steps" not in settings_named(flags):
         fit_warmup(options.train.optim, default.train.optim)
     of_weights = {field.name for field in fields(GPTConfig)} - {"block_size", "dropout"}
     check_kept(options.train.model, default.train.model, tuple(sorted(of_weights)))
     if options.resume is not None:
-        check_resumed(options.train.run, default.train.run, options.overwrite)
+        check_resumed(options.train.run, default.train.run)
         check_kept(options, default, kept)
     for name, bound in least.items():
         if getattr(options, name) < bound:
