@@ -21,7 +21,7 @@ from .template import chat_tokenizer, grow_model, is_chat, make_chat_base, read_
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.parallel import on_all, on_first
-from ..run.stage import base_folder, config_after, own_settings, stage_options
+from ..run.stage import StageOptions, base_folder, config_after, own_settings, stage_options
 from ..support import UserError, command
 from ..train import TrainResult, train
 
@@ -48,10 +48,9 @@ def finetune_config(
 
 # %% ../../nbs/more/22_finetune_command.ipynb #options
 @dataclass
-class Options:
+class Options(StageOptions):
     "What the command line of `python -m tinygpt.finetune` says."
 
-    train: TrainConfig
     data: str = "tasks"
     """tasks, or a .jsonl or .json file of conversations"""
     conversations: int = 20_000
@@ -67,10 +66,6 @@ class Options:
     replay: float | None = None
     """the part of the rows that is the text of --source, against forgetting (rounded, for each process);
     default: 0.125, or 0 for a model from elsewhere"""
-    resume: str | None = None
-    """go on with the run in this folder, from its newest good checkpoint"""
-    overwrite: bool = False
-    """delete an earlier run of the same name"""
 
 
 def parse_arguments(

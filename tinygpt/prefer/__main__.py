@@ -25,7 +25,7 @@ from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.parallel import on_all, on_first
 from ..run.setup import Objective, Run
-from ..run.stage import config_after, own_settings, stage_options
+from ..run.stage import StageOptions, config_after, own_settings, stage_options
 from ..support import UserError, command, read_json
 from ..train import TrainResult, train
 
@@ -46,10 +46,9 @@ def prefer_config(
 
 # %% ../../nbs/more/23_prefer_command.ipynb #options
 @dataclass
-class Options:
+class Options(StageOptions):
     "What the command line of `python -m tinygpt.prefer` says."
 
-    train: TrainConfig
     data: str = "tasks"
     """tasks (the model's own answers, right over wrong), or a .jsonl file of pairs"""
     kind: Literal["dpo", "reward"] = "dpo"
@@ -62,10 +61,6 @@ class Options:
     """answers to each of them"""
     questions: int = 160
     """of the tasks: how many held-out questions each validation asks; 0: none"""
-    resume: str | None = None
-    """go on with the run in this folder, from its newest good checkpoint"""
-    overwrite: bool = False
-    """delete an earlier run of the same name"""
 
 
 def parse_arguments(

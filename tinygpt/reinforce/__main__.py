@@ -14,7 +14,7 @@ from ..ddp.world import close_world
 from ..finetune.template import chat_ids
 from .rollout import Recipe, check_recipe, reinforce_objective
 from ..run.config import TrainConfig
-from ..run.stage import config_after, stage_options
+from ..run.stage import StageOptions, config_after, stage_options
 from ..support import UserError, command
 from ..train import TrainResult, train
 
@@ -55,17 +55,12 @@ def reinforce(
 
 # %% ../../nbs/more/24_reinforce_command.ipynb #options
 @dataclass
-class Options:
+class Options(StageOptions):
     "What the command line of `python -m tinygpt.reinforce` says."
 
-    train: TrainConfig
     recipe: Recipe = field(default_factory=Recipe)
     questions: int = 64
     """how many held-out questions each validation asks; 0: none"""
-    resume: str | None = None
-    """go on with the reinforcement run in this folder, from its newest good checkpoint"""
-    overwrite: bool = False
-    """delete an earlier run of the same name"""
 
 
 def parse_arguments(
