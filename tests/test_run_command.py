@@ -90,7 +90,7 @@ def test_a_command_that_would_make_another_run_is_refused_with_what_differs(tmp_
     config.model.vocab_size = 1234  # as the data had it
     (tmp_path / "laptop/config.json").write_text(json.dumps(asdict(config)))
     same = ["--resume", "auto", "--out", str(tmp_path)]
-    assert nothing_left(parse_arguments([*same, "--learning-rate", "1", "--max-steps", "600"]).train) == ""
+    assert not nothing_left(parse_arguments([*same, "--learning-rate", "1", "--max-steps", "600"]))
     with pytest.raises(UserError, match=words):
         parse_arguments([*same, *flags.split()])
 

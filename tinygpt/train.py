@@ -21,7 +21,7 @@ from .run.config import TrainConfig
 from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce, shows_bar
 from .run.parallel import any_rank
 from .run.setup import NEXT_TOKEN, Objective, last_words, open_run, score_run
-from .support import _speaks, command
+from .support import command
 
 # %% ../nbs/19_train.ipynb #result
 @dataclass
@@ -98,10 +98,7 @@ def losses_of(
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.train [PRESET] [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
     args = parse_arguments(argv)
-    finished = nothing_left(args.train) if args.resume == "auto" else ""
-    if finished and not args.eval_only:
-        if _speaks():
-            print(finished)
+    if not args.eval_only and nothing_left(args):
         return
     resume = args.resume if args.resume == "auto" else args.resume is not None
     how = dict(overwrite=args.overwrite, eval_only=args.eval_only, progress=args.progress)

@@ -18,10 +18,18 @@ from ..ddp.world import close_world, init_world
 from .answers import answers_objective, encode_conversations, replay_rows
 from .tasks import Example, make_conversations, make_examples
 from .template import chat_tokenizer, grow_model, is_chat, make_chat_base, read_conversations
+from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.parallel import on_all, on_first
-from ..run.stage import StageOptions, base_folder, config_after, own_settings, stage_options
+from tinygpt.run.stage import (
+    StageOptions,
+    base_folder,
+    config_after,
+    own_settings,
+    stage_options,
+    start_folder,
+)
 from ..support import UserError, command
 from ..train import TrainResult, train
 
@@ -108,7 +116,7 @@ def chat_start(
     config.check()
     if chat is tokenizer:
         return config.run.init_from
-    folder = config.folder.with_name(f"{config.folder.name}-start")
+    folder = start_folder(config)
     if folder.exists():
         there, _, _ = open_model(folder)
         wanted = grow_model(model, chat.n_vocab).state_dict()
@@ -149,7 +157,10 @@ def run_options(
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.finetune RUN [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
-    run_options(parse_arguments(argv))
+    options = parse_arguments(argv)
+    if nothing_left(options):
+        return
+    run_options(options)
     close_world()
 
 

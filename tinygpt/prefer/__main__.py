@@ -21,6 +21,7 @@ from ..finetune.tasks import make_examples
 from .pairs import encode_pair, read_pairs, task_pairs
 from .reward import reward_objective
 from .train import Preferences, batch_problems, dpo_objective
+from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.parallel import on_all, on_first
@@ -157,7 +158,10 @@ def run_options(
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.prefer RUN [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
-    run_options(parse_arguments(argv))
+    options = parse_arguments(argv)
+    if nothing_left(options):
+        return
+    run_options(options)
     close_world()
 
 

@@ -13,6 +13,7 @@ from ..checkpoint_open import open_model
 from ..ddp.world import close_world
 from ..finetune.template import chat_ids
 from .rollout import Recipe, check_recipe, reinforce_objective
+from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.stage import StageOptions, config_after, stage_options
 from ..support import UserError, command
@@ -74,6 +75,8 @@ def parse_arguments(
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.reinforce RUN [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
     options = parse_arguments(argv)
+    if nothing_left(options):
+        return
     how = dict(resume=options.resume is not None, overwrite=options.overwrite, questions=options.questions)
     reinforce(options.train, options.recipe, **how)
     close_world()

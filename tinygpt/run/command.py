@@ -17,7 +17,7 @@ from ..measure.__main__ import read_count
 from ..model import GPTConfig
 from .config import OptimConfig, RunConfig, TrainConfig, load_config
 from .presets import PRESETS, preset
-from ..support import UserError, parse_options
+from ..support import UserError, _speaks, parse_options
 
 # %% ../../nbs/more/19_run_command.ipynb #arguments
 @dataclass
@@ -234,20 +234,20 @@ def match_begun(
 
 
 def nothing_left(
-    config: TrainConfig,
-) -> str:
-    "A line that says so, if the run has made all its steps and written its report; else an empty one."
-    report, found = config.folder / "report.md", checkpoints(config.folder)
-    if not found or not report.is_file():
-        return ""
-    last = found[-1]
-    if int(last.name[5:]) != config.optim.max_steps:
-        return ""
-    if (
-        report.stat().st_mtime < last.stat().st_mtime
-    ):  # an older report: the last one comes after the last save
-        return ""
-    return f"{config.folder} is finished: it has made its {config.optim.max_steps} steps"
+    options,  # of the trainer or a stage: with `train` and `resume`
+) -> bool:
+    "Whether `--resume auto` finds a run that has made all its steps and written its report; then it says so."
+    config = options.train
+    found = checkpoints(config.folder) if options.resume == "auto" else []
+    if not found or int(found[-1].name[5:]) != config.optim.max_steps:
+        return False
+    # the report is written after the last save: an older one is from before the run was made longer
+    report = config.folder / "report.md"
+    if not report.is_file() or report.stat().st_mtime < found[-1].stat().st_mtime:
+        return False
+    if _speaks():
+        print(f"{config.folder} is finished: it has made its {config.optim.max_steps} steps")
+    return True
 
 # %% ../../nbs/more/19_run_command.ipynb #tokens
 def steps_for(
