@@ -2264,8 +2264,8 @@ SLIPS = [
     Slip(
         "run.config",
         "_fits",
-        "isinstance(value, (int, float)) and not isinstance(value, bool)",
-        "isinstance(value, (int, float))",
+        "return hint is bool",
+        "return hint is not str",
         "true passes as a number",
     ),
     Slip(

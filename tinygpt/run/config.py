@@ -201,6 +201,7 @@ def _is_text(value: str) -> bool:
 
 
 def _fits(value, hint) -> bool:
+    "Whether a value is of a field's type: a plain one, a Literal, a tuple, or one of several."
     kinds = get_args(hint)
     if get_origin(hint) is Literal:
         return value in kinds
@@ -208,10 +209,11 @@ def _fits(value, hint) -> bool:
         return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
     if kinds:  # int | None
         return any(_fits(value, kind) for kind in kinds)
-    if hint is float:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and abs(value) <= sys.float_info.max  # nan is not, nor is a too large whole number
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    if isinstance(value, bool):  # which is an int, too
+        return hint is bool
+    if hint is float:  # neither nan nor a whole number too large for one
+        return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    return isinstance(value, hint)
 
 # %% ../../nbs/more/19_run_config.ipynb #train-config
 @dataclass
@@ -258,8 +260,8 @@ def _source_problems(config) -> Iterator[str]:
     d = config.data
     streams = d.loader == "stream"
     known = [*CORPORA, *(HUB if streams else ())]
-    is_address = streams and "://" in d.source
-    if d.source not in known and not is_address and not os.path.exists(os.path.expanduser(d.source)):
+    has_name = d.source in known or (streams and "://" in d.source)
+    if not has_name and not os.path.exists(os.path.expanduser(d.source)):
         yield f"source = {d.source} is neither a corpus ({', '.join(known)}) nor a path that exists"
     if d.source in HUB and not streams:
         remedy = "give --loader stream, or prepare it and give the folder"
@@ -280,33 +282,31 @@ def _system_problems(config) -> Iterator[str]:
     try:
         policy = choose_policy(system.device, system.dtype)
     except UserError as error:
-        policy = None
         yield str(error)
+        policy = None
     if config.data.mask_documents and system.attention in ("tiled", "triton"):
         yield f"attention = {system.attention} does not go with mask_documents: it takes no mask; take auto"
     if system.parallel == "fsdp":
-        against = {  # setting -> (whether it is asked for, why it does not go with fsdp, what does)
-            "optimizer = muon": (
-                config.optim.optimizer == "muon",
-                "FSDP2 shards rows, Muon needs whole matrices; take --parallel zero or ddp",
-            ),
-            "loss_chunk": (
-                system.loss_chunk > 0,
-                "the head's weights are spread when the loss asks for them; take --parallel zero or ddp",
-            ),
-            "dtype = float16": (
-                system.dtype == "float16" or policy is not None and policy.scaler,  # what auto takes
-                "the loss scaler does not know sharded gradients; take bfloat16, or --parallel ddp",
-            ),
-        }
-        for setting, (asked, why) in against.items():
-            if asked:
-                yield f"parallel = fsdp does not go with {setting}: {why}"
+        yield from _fsdp_problems(config, policy.scaler if policy else system.dtype == "float16")
     if policy is not None and system.attention == "triton":
         if config.model.dropout:
             yield "attention = triton does not go with dropout: its kernels have none; take auto or tiled"
         if problem := triton_problem(policy.device):
             yield problem
+
+
+def _fsdp_problems(config, scales_losses: bool) -> Iterator[str]:
+    "Yield a sentence for each setting that does not go with FSDP2."
+    apart = "parallel = fsdp does not go with"
+    if config.optim.optimizer == "muon":
+        why = "FSDP2 shards rows, Muon needs whole matrices"
+        yield f"{apart} optimizer = muon: {why}; take --parallel zero or ddp"
+    if config.system.loss_chunk > 0:
+        why = "the head's weights are spread when the loss asks for them"
+        yield f"{apart} loss_chunk: {why}; take --parallel zero or ddp"
+    if scales_losses:
+        why = "the loss scaler does not know sharded gradients"
+        yield f"{apart} dtype = float16: {why}; take bfloat16, or --parallel ddp"
 
 # %% ../../nbs/more/19_run_config.ipynb #bounds
 BOUNDS = {  # group -> setting -> (the smallest, the largest value that makes sense)
@@ -356,21 +356,27 @@ def _range_problems(config) -> Iterator[str]:
     rows, all_rows = config.data.micro_batch_size, config.data.batch_size
     if rows is not None and not 1 <= rows <= all_rows:
         yield f"micro_batch_size = {rows} must be between 1 and batch_size = {all_rows}"
-    steps = config.eval.profile
-    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", steps)
-    last = config.optim.max_steps
-    if steps and not (found and 1 <= int(found[1]) <= int(found[2]) <= last):
-        say = f"say {max(1, min(20, last - 2))}:{min(22, last)}"
-        yield f"profile = {steps!r} is no FIRST:LAST of steps from 1 to max_steps = {last}: {say}"
+    if config.eval.profile:
+        yield from _profile_problems(config.eval.profile, config.optim.max_steps)
     if not all(0 <= beta < 1 for beta in config.optim.betas):
         yield f"betas = {config.optim.betas}: both must be at least 0 and below 1"
+
+
+def _profile_problems(profile: str, max_steps: int) -> Iterator[str]:
+    "Yield a sentence if this is no FIRST:LAST of steps that the run makes."
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", profile)
+    first, last = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= first <= last <= max_steps:
+        say = f"say {max(1, min(20, max_steps - 2))}:{min(22, max_steps)}"
+        yield f"profile = {profile!r} is no FIRST:LAST of steps from 1 to max_steps = {max_steps}: {say}"
 
 
 def _place_problems(config) -> Iterator[str]:
     "Yield a sentence where the run's folder cannot be made: its name, or what it lies in."
     name, out = config.run.name, config.run.out
-    plain = re.fullmatch(r"[^-~/\\\s][^/\\]*(?<!\s)", name) and name.isprintable() and set(name) - {"."}
-    if not plain or len(name.encode()) > 200:
+    one_name = re.fullmatch(r"[^-~/\\\s][^/\\]*(?<!\s)", name)  # a path leads elsewhere, a flag begins with -
+    readable = name.isprintable() and name.strip(".") != ""
+    if not (one_name and readable) or len(name.encode()) > 200:
         rule = "letters and digits, no slashes, no - or ~ at the beginning, at most 200 bytes"
         yield f"name = {reprlib.repr(name)} is none for a run's folder: give {rule} (its place is --out)"
     if not out or out.startswith("-"):
