@@ -196,43 +196,51 @@ def metric_sinks(
     "(write, close) pairs that a RunLog hands its metrics to. The config was checked: the packages are there."
     sinks = []
     if tensorboard:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # what was written of later steps is hidden: they are made again
-        purge = dict(purge_step=from_step + 1) if from_step else {}
-        writer = SummaryWriter(str(Path(folder) / "tensorboard"), flush_secs=10, **purge)
-
-        def to_tensorboard(values):
-            for name, value in values.items():
-                if name != "step":
-                    writer.add_scalar(name, value, values["step"])
-
-        sinks.append((to_tensorboard, writer.close))
+        sinks.append(_tensorboard_sink(Path(folder), from_step))
     if wandb:
-        from wandb import init
-
-        kept = Path(folder) / "wandb/id.txt"  # of the run there
-        given = dict(name=Path(folder).name, dir=str(folder), resume="allow")
-        given |= dict(id=kept.read_text().strip()) if from_step and kept.exists() else {}
-        # an argument would win over W&B's own variable; entity, group, tags and notes it finds by itself
-        own = dict(name="WANDB_NAME", dir="WANDB_DIR", resume="WANDB_RESUME", id="WANDB_RUN_ID")
-        given = {name: value for name, value in given.items() if own[name] not in os.environ}
-        run = init(project=wandb, config=config, allow_val_change=True, **given)
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(f"{run.id}\n")
-
-        def to_wandb(values):
-            run.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
-
-        sinks.append((to_wandb, run.finish))
+        sinks.append(_wandb_sink(Path(folder), wandb, config, from_step))
     return sinks
+
+
+def _tensorboard_sink(folder: Path, from_step: int) -> tuple[Callable, Callable]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # hide what was written about later steps: they are made again
+    purge = dict(purge_step=from_step + 1) if from_step else {}
+    writer = SummaryWriter(str(folder / "tensorboard"), flush_secs=10, **purge)
+
+    def write(values):
+        for name, value in values.items():
+            if name != "step":
+                writer.add_scalar(name, value, values["step"])
+
+    return write, writer.close
+
+
+def _wandb_sink(folder: Path, project: str, config: dict, from_step: int) -> tuple[Callable, Callable]:
+    from wandb import init
+
+    kept = folder / "wandb/id.txt"  # W&B's id of the run
+    given = dict(name=folder.name, dir=str(folder), resume="allow")
+    if from_step and kept.exists():
+        given["id"] = kept.read_text().strip()
+    # an argument would win over W&B's own variable; entity, group, tags and notes it finds by itself
+    own = dict(name="WANDB_NAME", dir="WANDB_DIR", resume="WANDB_RESUME", id="WANDB_RUN_ID")
+    given = {name: value for name, value in given.items() if own[name] not in os.environ}
+    run = init(project=project, config=config, allow_val_change=True, **given)
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text(f"{run.id}\n")
+
+    def write(values):
+        run.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
+
+    return write, run.finish
 
 # %% ../../nbs/more/19_run_report.ipynb #curve
 def plot_losses(
     lines: list[dict],  # of metrics.jsonl: `loss` on training lines, `val_loss` on validation lines
     path: Path,  # the picture
     title: str = "",
-    marks: dict[str, float] | None = None,  # horizontal lines: name -> loss
 ) -> None:
     "Training and validation loss against the step, as a PNG."
     from matplotlib.figure import Figure  # only here: it takes a second to import
@@ -249,17 +257,6 @@ def plot_losses(
         ax.plot(steps, smooth(losses), color=PALETTE[0], lw=1.6, label="training (running mean)")
     if val:
         ax.plot(*zip(*val), "o-", color=PALETTE[3], ms=4, label="validation")
-    for name, value in (marks or {}).items():
-        ax.axhline(value, color="gray", lw=0.8, ls="--")
-        ax.annotate(
-            name,
-            (0.99, value),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            color="gray",
-            fontsize=9,
-        )
     ax.set(xlabel="step", ylabel="loss (nats per token)")
     ax.set_title(title, loc="left", fontweight="bold", fontsize=11)
     ax.spines[["top", "right"]].set_visible(False)
