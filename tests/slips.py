@@ -2291,8 +2291,8 @@ SLIPS = [
     ),
     Slip(
         "run.parallel",
-        "products_dtype",
-        "policy.dtype == torch.bfloat16",
+        "Single.__init__",
+        "dtype == torch.bfloat16",
         "True",
         "who asks for float32 gets rough products",
     ),
@@ -2473,7 +2473,7 @@ SLIPS = [
     Slip(
         "run.setup",
         "check_vocabulary",
-        "model is not None and model.config.vocab_size != n_vocab",
+        "model.config.vocab_size != tokenizer.n_vocab",
         "False",
         "weights and data of two vocabularies",
     ),
