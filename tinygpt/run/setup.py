@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['LossFn', 'NEXT_TOKEN', 'open_run_data', 'compare_with_compressors', 'initial_model', 'check_vocabulary',
-           'check_borders', 'begins_masked', 'mask_lines', 'first_words', 'choose_prompt', 'score_splits',
-           'go_on_command', 'last_words', 'check_same', 'Objective', 'kept_settings', 'Run', 'begin_run', 'resume_run',
-           'equip_run', 'next_token_loader', 'open_run', 'take_folder', 'write_config', 'score_run', 'validation_rows',
-           'judge_of']
+           'check_borders', 'begins_masked', 'mask_lines', 'first_words', 'choose_prompt', 'go_on_command',
+           'last_words', 'check_same', 'Objective', 'kept_settings', 'Run', 'begin_run', 'resume_run', 'equip_run',
+           'next_token_loader', 'open_run', 'take_folder', 'write_config', 'validation_rows', 'judge_of', 'score_run']
 
 # %% ../../nbs/more/19_run_setup.ipynb #imports
 import copy
@@ -45,7 +44,7 @@ from ..document_masks import Apart, was_masked
 from ..evaluate.score import Score, compressor_bits, evaluate
 from ..measure.memory import activation_bytes
 from ..measure.speed import machine_peak
-from ..model import GPT
+from ..model import GPT, GPTConfig
 from ..model_hf import load_hf
 from ..precision import LossScaler, Policy, choose_policy
 from .config import TrainConfig, check_memory, find_tokenizer
@@ -107,24 +106,31 @@ def initial_model(
     if not source:
         return None
     model = _load_from(source, config)
-    for name in sorted(config.asked - {"block_size", "dropout"}):
-        asked, is_so = getattr(config.model, name), getattr(model.config, name)
-        if asked != is_so:
-            flag = "--" + name.replace("_", "-")
-            raise UserError(
-                f"{name} = {asked}, but {source} has {is_so}, and weights keep it: leave {flag} out"
-            )
-    T, longest = config.model.block_size, model.config.block_size
-    rotary = model.config.position == "rope"
-    if T > longest and not (rotary and "block_size" in config.asked):
-        limit = f"{source} was trained on {longest} tokens at a time: give that or less"
-        more = f" (a longer one, too, with --block-size {T}: its positions are rotary)" if rotary else ""
-        raise UserError(f"block_size = {T}, but {limit}{more}")
+    _check_form(config, model.config)
+    T = config.model.block_size
     config.model = replace(model.config, block_size=T, dropout=config.model.dropout)
     state = {name: t[:T] if name == "wpe.weight" else t for name, t in model.state_dict().items()}
     shorter = GPT(config.model)
     shorter.load_state_dict(state)
     return shorter
+
+
+def _check_form(config: TrainConfig, has: GPTConfig) -> None:
+    "UserError if the settings ask for another form than the weights have, or for a context they cannot have."
+    source = config.run.init_from
+    for name in sorted(config.asked - {"block_size", "dropout"}):
+        asked, is_so = getattr(config.model, name), getattr(has, name)
+        if asked != is_so:
+            flag = "--" + name.replace("_", "-")
+            told = f"{name} = {asked}, but {source} has {is_so}, and weights keep it"
+            raise UserError(f"{told}: leave {flag} out")
+    T, longest = config.model.block_size, has.block_size
+    rotary = has.position == "rope"
+    if T <= longest or (rotary and "block_size" in config.asked):
+        return
+    limit = f"{source} was trained on {longest} tokens at a time: give that or less"
+    more = f" (a longer one, too, with --block-size {T}: its positions are rotary)" if rotary else ""
+    raise UserError(f"block_size = {T}, but {limit}{more}")
 
 
 def _load_from(source: str, config: TrainConfig) -> GPT:
@@ -163,16 +169,17 @@ def check_vocabulary(
     data: TokenData,
 ) -> None:
     "UserError if weights and data are of different vocabularies: of another size, or with other meanings."
-    n_vocab = data.tokenizer.n_vocab
-    if model is not None and model.config.vocab_size != n_vocab:
-        sizes = f"has a vocabulary of {model.config.vocab_size}, the data one of {n_vocab}"
-        remedy = "name the tokenizer of the weights with --tokenizer"
-        raise UserError(f"init_from = {config.run.init_from} {sizes}: {remedy}")
-    own = config.data.tokenizer  # a file, where the weights brought it
-    if model is not None and own not in TOKENIZERS and read_tokenizer(own).vocab != data.tokenizer.vocab:
+    source, own, tokenizer = f"init_from = {config.run.init_from}", config.data.tokenizer, data.tokenizer
+    config.model = replace(config.model, vocab_size=tokenizer.n_vocab)
+    if model is None:
+        return
+    if model.config.vocab_size != tokenizer.n_vocab:
+        sizes = f"has a vocabulary of {model.config.vocab_size}, the data one of {tokenizer.n_vocab}"
+        raise UserError(f"{source} {sizes}: name the tokenizer of the weights with --tokenizer")
+    is_file = own not in TOKENIZERS  # the weights brought it
+    if is_file and read_tokenizer(own).vocab != tokenizer.vocab:
         remedy = f"prepare the text again, with --tokenizer {shlex.quote(own)}"
-        raise UserError(f"init_from = {config.run.init_from} has other ids than the data: {remedy}")
-    config.model = replace(config.model, vocab_size=n_vocab)
+        raise UserError(f"{source} has other ids than the data: {remedy}")
 
 # %% ../../nbs/more/19_run_setup.ipynb #borders
 def check_borders(
@@ -244,25 +251,6 @@ def choose_prompt(
             raise UserError(f"prompt = {reprlib.repr(prompt)} cannot be encoded: {error}, {remedy}") from None
         return first_words(data)
     return prompt
-
-# %% ../../nbs/more/19_run_setup.ipynb #scores
-def score_splits(
-    model: GPT,
-    data: TokenData,
-    judge: Callable,  # judge(model, tokens, max_tokens=...): `evaluate`, with its other arguments in it
-    max_tokens: int,  # of each part
-    say: Callable[[str], object],  # is told each score in a line
-    how: str = "",  # ends each line: what else has to be known of the scores
-) -> Score:
-    "Score the training text (where it is tokenized already) and the validation text; returns the latter's."
-    splits = {"validation": data.val}
-    if not data.meta.get("stream"):
-        splits = {"training": data.train, "validation": data.val}
-    for name, tokens in splits.items():
-        score = judge(model, tokens, max_tokens=max_tokens)
-        bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
-        say(f"{name} loss {score.loss:.4f}, {bits}{how}")
-    return score
 
 # %% ../../nbs/more/19_run_setup.ipynb #last-words
 def go_on_command(
@@ -448,13 +436,21 @@ def begin_run(
     peak = machine_peak(policy.device, policy.dtype)
 
     torch.manual_seed(config.run.seed)
-    model = (weights or GPT(config.model)).to(policy.device)
-    shape = config.model.block_size, config.model.dropout
-    fastest = fastest_attention(policy.device, policy.dtype, *shape)
-    model.set_attention(fastest if system.attention == "auto" else system.attention)
+    model = _place_model(weights or GPT(config.model), config, policy)
     if world.rank:  # dropout differs between the rows of a batch, so it has to between the ranks
         torch.manual_seed(config.run.seed + world.rank)
     return Run(config, world, policy, peak, data, model, model.num_params())
+
+
+def _place_model(model: GPT, config: TrainConfig, policy: Policy) -> GPT:
+    "Put the model on its device, and choose its attention."
+    attention = config.system.attention
+    if attention == "auto":
+        shape = config.model.block_size, config.model.dropout
+        attention = fastest_attention(policy.device, policy.dtype, *shape)
+    model = model.to(policy.device)
+    model.set_attention(attention)
+    return model
 
 # %% ../../nbs/more/19_run_setup.ipynb #resume
 def resume_run(
@@ -583,28 +579,6 @@ def write_config(
         with atomic_path(run.folder / "objective.json") as tmp:
             tmp.write_text(json.dumps(kept, indent=2))
 
-
-def score_run(
-    config: TrainConfig,
-    resume: bool = False,  # score the newest checkpoint in `config.folder`; else the weights of init_from
-    progress: bool = False,
-) -> tuple[Run, Score]:
-    "Score both parts of the data without training; writes nothing. UserError where nothing is named."
-    config = copy.deepcopy(config.check())
-    if not resume and not config.run.init_from:
-        raise UserError("eval_only: there are no weights to score: name a run with --resume, or --init-from")
-    if resume:
-        check_folder(config.folder, resume, overwrite=False)
-        find_tokenizer(config, config.folder)
-    if not resume and begins_masked(config):
-        config.data.mask_documents = True
-    run = begin_run(config, resume, progress, training=False)
-    if resume:
-        resume_run(run)
-    say = print if run.world.is_main else lambda line: None
-    longest = config.eval.final_eval_tokens
-    return run, score_splits(run.model, run.data, judge_of(run), longest, say, run.how)
-
 # %% ../../nbs/more/19_run_setup.ipynb #validation
 def validation_rows(
     config: TrainConfig,
@@ -644,3 +618,35 @@ def judge_of(
         return evaluate(run.apart(model), tokens, max_tokens=max_tokens, **settings)
 
     return judge
+
+# %% ../../nbs/more/19_run_setup.ipynb #scores
+def score_run(
+    config: TrainConfig,
+    resume: bool = False,  # score the newest checkpoint in `config.folder`; else the weights of init_from
+    progress: bool = False,
+) -> tuple[Run, Score]:
+    """Score the training text (unless it is streamed) and the validation text; returns the latter's score.
+
+    Writes nothing. UserError if no weights are named.
+    """
+    config = copy.deepcopy(config.check())
+    if not resume and not config.run.init_from:
+        raise UserError("eval_only: there are no weights to score: name a run with --resume, or --init-from")
+    if resume:
+        check_folder(config.folder, resume, overwrite=False)
+        find_tokenizer(config, config.folder)
+    elif begins_masked(config):
+        config.data.mask_documents = True
+    run = begin_run(config, resume, progress, training=False)
+    if resume:
+        resume_run(run)
+    splits = {"training": run.data.train, "validation": run.data.val}
+    if run.data.meta.get("stream"):  # the training text is no tokens yet
+        del splits["training"]
+    judge = judge_of(run)
+    for name, tokens in splits.items():
+        score = judge(run.model, tokens, max_tokens=config.eval.final_eval_tokens)
+        bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
+        if run.world.is_main:
+            print(f"{name} loss {score.loss:.4f}, {bits}{run.how}")
+    return run, score
