@@ -84,9 +84,12 @@ def due(
 ) -> Due:
     "What is due after `step` steps."
     on_the_way = e.eval_every > 0 and step % e.eval_every == 0
-    save = stop or finished or (e.save_every > 0 and step % e.save_every == 0)
-    validate = (on_the_way or (save and e.eval_every > 0)) and (finished or not stop)
-    sample = on_the_way and e.sample_tokens > 0 and not (stop or finished)
+    ends = stop or finished
+    save = ends or (e.save_every > 0 and step % e.save_every == 0)
+    validate = on_the_way or (save and e.eval_every > 0)
+    if stop and not finished:  # who sent the signal may not wait
+        validate = False
+    sample = on_the_way and not ends and e.sample_tokens > 0
     read = save or validate or step % e.log_every == 0
     return Due(read, validate, sample, save)
 
@@ -119,7 +122,8 @@ def shows_bar(
     progress: str,  # "auto": where a person looks at a terminal, not in a cluster's log file or a notebook
 ) -> bool:
     "Whether a progress bar is shown."
-    return progress == "bar" or (progress == "auto" and sys.stdout.isatty() and sys.stderr.isatty())
+    on_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    return progress == "bar" or (progress == "auto" and on_terminal)
 
 
 class Log:
@@ -196,22 +200,21 @@ class Log:
             self.write(step=step, loss=loss, grad_norm=norm, lr=rate, **reading)
             # with a scaler an infinite norm is its signal to lower the scale, and nothing to worry about
             fine = math.isfinite(loss) and (scaled or math.isfinite(norm))
-            bad_steps += [] if fine else [step]
             self.bad_in_a_row = 0 if fine else self.bad_in_a_row + 1
+            if not fine:
+                bad_steps.append(str(step + 1))
             if self.bad_in_a_row == BAD_STEPS:
-                self.give_up(
-                    f"loss or gradient not finite in {BAD_STEPS} steps in a row (to step {step + 1})"
-                )
+                told = f"loss or gradient not finite in {BAD_STEPS} steps in a row"
+                self.give_up(f"{told} (to step {step + 1})")
         self.bar.set_postfix_str(f"loss {loss:.3f}, {describe(reading)}")
         speed = reading["tokens_per_second"]
         took = f"{1000 * sum(tokens) / len(tokens) / speed:.4g} ms a step" if speed else "no time passed"
-        line = (
-            f"step {step + 1}: loss {loss:.4f}, lr {rate:.3g}, norm {norm:.3g}, {took}, {describe(reading)}"
-        )
+        numbers = f"loss {loss:.4f}, lr {rate:.3g}, norm {norm:.3g}"
+        line = f"step {step + 1}: {numbers}, {took}, {describe(reading)}"
         self.files.say(line, shown=self.progress == "lines")  # with a bar, in log.txt only
         if bad_steps:
-            which = ", ".join(str(step + 1) for step in bad_steps)
-            self.say(f"step {which}: loss or gradient not finite, skipped ({self.bad_in_a_row} in a row now)")
+            which = f"step {', '.join(bad_steps)}: loss or gradient not finite, skipped"
+            self.say(f"{which} ({self.bad_in_a_row} in a row now)")
 
     def give_up(self, why: str):
         "End the run: a UserError, and a line in the log."
@@ -478,21 +481,32 @@ def finish(
     log.bar.close()
     if log.progress == "bar":
         log.files.show = print
-    e, name = run.config.eval, run.config.run.name
-    if run.finished:
-        val = judge.validate(e.final_eval_tokens)
-    else:
-        val = judge.last if judge.last_step == run.step else judge.validate()
-        on_first(run.world, lambda: log.files.spare("val_loss.json", _tell_loss, run, val.loss))
+    val = _last_validation(run, judge, log)
     if run.world.is_main:
-        title = f"{name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte"
+        title = f"{run.config.run.name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte"
         log.files.spare("loss.png", _draw, run.folder, title)
     if costs := reading_costs(run):
         log.say(costs)
-    if not run.finished:
+    if run.finished:
+        _report(run, judge, log, val, costs)
+    else:
         way_on = last_words(run.config, run.objective.command)
         log.say(f"stopped after step {run.step} of {run.config.optim.max_steps}; {way_on}")
-        return val
+    return val
+
+
+def _last_validation(run: Run, judge: Judge, log: Log) -> Score:
+    "On more text at the end of a run; a run that was stopped keeps the loss beside its checkpoint."
+    if run.finished:
+        return judge.validate(run.config.eval.final_eval_tokens)
+    val = judge.last if judge.last_step == run.step else judge.validate()
+    on_first(run.world, lambda: log.files.spare("val_loss.json", _tell_loss, run, val.loss))
+    return val
+
+
+def _report(run: Run, judge: Judge, log: Log, val: Score, costs: str) -> None:
+    "Say what came out of a finished run, and write its report."
+    e, name = run.config.eval, run.config.run.name
     if e.sample_tokens:
         log.say(f"a sample:\n{judge.sample()}")
     bits = compare_with_compressors(run.data) if run.world.is_main and e.compressors else {}
@@ -506,9 +520,8 @@ def finish(
         page = (run.folder, f"The run {name}", figures, asdict(run.config), commands)
         log.files.spare("report.md", write_report, *page)
     files = ("report.md", "config.json", "metrics.jsonl", "loss.png", "samples.txt", "checkpoints")
-    log.say(f"in {run.folder}: {', '.join(name for name in files if (run.folder / name).exists())}")
+    log.say(f"in {run.folder}: {', '.join(file for file in files if (run.folder / file).exists())}")
     log.say(f"write more with: {commands['Write']}")
-    return val
 
 
 def _tell_loss(run: Run, loss: float) -> None:
