@@ -3007,7 +3007,7 @@ SLIPS = [
     ),
     Slip(
         "prefer.pairs",
-        "encode_pair",
+        "encode_preference",
         "return given, *([*tokenizer.encode(text), end] for text in",
         "return given, *(tokenizer.encode(text) for text in",
         "answers that never end",

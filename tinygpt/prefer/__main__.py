@@ -18,7 +18,7 @@ from ..checkpoint_open import open_model
 from ..ddp.world import close_world, init_world
 from ..finetune.answers import right_shares
 from ..finetune.tasks import make_examples
-from .pairs import encode_pair, read_pairs, task_pairs
+from .pairs import encode_preference, read_pairs, task_pairs
 from .reward import reward_objective
 from .train import Preferences, batch_problems, dpo_objective
 from ..run.command import nothing_left
@@ -119,7 +119,7 @@ def open_preferences(
         told = f"data: {len(pairs)} pairs are too few, one to learn from and one to hold out are needed"
         more = f"ask more questions (--prompts {4 * options.prompts})"
         raise UserError(f"{told}: {more if options.data == 'tasks' else 'bring more'}")
-    encoded = [encode_pair(tokenizer, pair, place) for pair in pairs]
+    encoded = [encode_preference(tokenizer, pair, place) for pair in pairs]
     return Preferences(encoded[n_held:], encoded[:n_held], options.beta, options.kind, tokenizer.eot)
 
 # %% ../../nbs/more/23_prefer_command.ipynb #objective
