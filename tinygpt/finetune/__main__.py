@@ -89,9 +89,7 @@ def parse_arguments(
     return options
 
 # %% ../../nbs/more/22_finetune_command.ipynb #data
-def open_conversations(
-    options: Options,
-) -> tuple[list[list[dict]], list[Example]]:
+def open_conversations(options: Options) -> tuple[list[list[dict]], list[Example]]:
     "(conversations to train on, held-out questions). A file has no program that judges: it has no questions."
     if options.data != "tasks":
         return read_conversations(options.data), []
@@ -127,9 +125,7 @@ def chat_start(
     return str(make_chat_base(config.run.init_from, folder))
 
 # %% ../../nbs/more/22_finetune_command.ipynb #run
-def run_options(
-    options: Options,
-) -> TrainResult:
+def run_options(options: Options) -> TrainResult:
     "Fine-tune as the options say."
     config, resume = options.train, options.resume is not None
     world = init_world(config.system.device, timeout=1800)

@@ -76,10 +76,7 @@ def parse_arguments(
     return options
 
 # %% ../../nbs/more/23_prefer_command.ipynb #preferences
-def check_start(
-    options: Options,
-    world_size: int,
-) -> None:
+def check_start(options: Options, world_size: int) -> None:
     "UserError for what cannot work, before answers are drawn."
     config = options.train
     check_folder(config.folder, options.resume is not None, options.overwrite)
@@ -91,9 +88,7 @@ def check_start(
         raise UserError(f"{told}: take zero or ddp, or --questions 0")
 
 
-def asked_of(
-    options: Options,
-) -> int:
+def asked_of(options: Options) -> int:
     "How many held-out questions a validation asks: none of a reward model, none beside a file of pairs."
     return options.questions if options.data == "tasks" and options.kind == "dpo" else 0
 
@@ -141,9 +136,7 @@ def preference_objective(
     return replace(objective, judge=judge)
 
 
-def run_options(
-    options: Options,
-) -> TrainResult:
+def run_options(options: Options) -> TrainResult:
     "Train as the options say."
     world = init_world(options.train.system.device, timeout=1800)
     on_all(world, lambda: check_start(options, world.world_size))

@@ -75,9 +75,7 @@ def config_of_run(
     return config
 
 
-def starting_point(
-    argv: list[str],
-) -> tuple[TrainConfig, str, list[str]]:
+def starting_point(argv: list[str]) -> tuple[TrainConfig, str, list[str]]:
     """(the config that the flags change, where it is from in words, the flags).
 
     It is a preset, a config.json or a run, but only one of them: else a UserError. A .toml file changes

@@ -487,9 +487,7 @@ def find_tokenizer(
         d.tokenizer = "bpe"
 
 
-def read_toml(
-    path: Path,
-) -> dict:
+def read_toml(path: Path) -> dict:
     "What a TOML file holds. UserError if it cannot be read, or is none."
     try:
         import tomllib

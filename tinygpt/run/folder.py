@@ -92,9 +92,7 @@ def _is_of_a_run(path: Path, folder: Path) -> bool:
     return path.name in FILES
 
 
-def run_problem(
-    folder: Path,
-) -> str:
+def run_problem(folder: Path) -> str:
     "Why this is no folder of a run, and of nothing else; empty if it is one."
     folder = Path(folder)
     if folder.is_symlink():
@@ -113,17 +111,13 @@ def run_problem(
     return ""
 
 
-def check_removable(
-    folder: Path,
-) -> None:
+def check_removable(folder: Path) -> None:
     "UserError if `folder` is anything but the folder of a run."
     if problem := run_problem(folder):
         raise UserError(f"overwrite: {folder} {problem}, so it is not deleted: choose another --name")
 
 
-def remove_run(
-    folder: Path,
-) -> None:
+def remove_run(folder: Path) -> None:
     "Delete a run folder. UserError if it is anything else, or holds anything else."
     check_removable(folder)
     for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
@@ -132,11 +126,7 @@ def remove_run(
     folder.rmdir()
 
 # %% ../../nbs/more/19_run_folder.ipynb #check
-def check_folder(
-    folder: Path,
-    resume: bool,
-    overwrite: bool,
-) -> None:
+def check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     "UserError if the run folder is there and was not expected, or the other way round."
     config = folder / "config.json"
     if resume:

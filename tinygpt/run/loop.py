@@ -437,11 +437,7 @@ def _checkpoint_of(run: Run) -> Path:
     return run.folder / "checkpoints" / f"step_{run.step:06d}"
 
 # %% ../../nbs/more/19_run_loop.ipynb #finish
-def introduce(
-    run: Run,
-    log: Log,
-    compile_line: str,
-) -> None:
+def introduce(run: Run, log: Log, compile_line: str) -> None:
     "What the log says before the first step."
     peak_line, o = run.peak[1], run.config.optim
     threads = f"{torch.get_num_threads()} CPU threads"
@@ -459,9 +455,7 @@ def introduce(
     log.meter.restart()
 
 
-def reading_costs(
-    run: Run,
-) -> str:
+def reading_costs(run: Run) -> str:
     "What packing left out since the start, over all ranks, in words; empty where nothing was."
     dropped = torch.tensor(getattr(run.loader, "dropped_tokens", 0))
     if run.world.world_size > 1:
@@ -472,11 +466,7 @@ def reading_costs(
     return f"{told} (packing bos; concat crops none)"
 
 
-def finish(
-    run: Run,
-    judge: Judge,
-    log: Log,
-) -> Score:
+def finish(run: Run, judge: Judge, log: Log) -> Score:
     "Validate, draw, report; say how to go on. Returns the last validation."
     log.bar.close()
     if log.progress == "bar":
@@ -534,9 +524,7 @@ def _draw(folder: Path, title: str) -> None:
     plot_losses(read_metrics(folder), folder / "loss.png", title)
 
 
-def ways_on(
-    run: Run,
-) -> dict[str, str]:
+def ways_on(run: Run) -> dict[str, str]:
     "What one can do with a finished run: what for -> command, quoted for a shell."
     folder, prompt = str(run.folder), run.config.eval.prompt
     begin = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]

@@ -63,10 +63,7 @@ def on_first(
     return result
 
 
-def any_rank(
-    world: World,
-    flag: bool,
-) -> bool:
+def any_rank(world: World, flag: bool) -> bool:
     "Whether the flag is up on at least one rank."
     if world.world_size == 1:
         return flag

@@ -143,9 +143,7 @@ PRESETS = {
 }
 
 
-def preset(
-    name: str,
-) -> TrainConfig:
+def preset(name: str) -> TrainConfig:
     "A fresh copy of the preset called `name`."
     if name not in PRESETS:
         raise UserError(f"preset = {name} is not known: choose one of {', '.join(PRESETS)}")

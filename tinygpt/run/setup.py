@@ -58,10 +58,7 @@ from ..tokenizer import CharTokenizer, Tokenizer
 from ..tokenizer_hf import read_tokenizer
 
 # %% ../../nbs/more/19_run_setup.ipynb #data
-def open_run_data(
-    config: TrainConfig,
-    progress: bool = False,
-) -> TokenData:
+def open_run_data(config: TrainConfig, progress: bool = False) -> TokenData:
     "The data of the config. UserError if it is shorter than a row."
     d, T = config.data, config.model.block_size
     how = dict(text_key=d.text_key, separator=d.separator)
@@ -182,10 +179,7 @@ def check_vocabulary(
         raise UserError(f"{source} has other ids than the data: {remedy}")
 
 # %% ../../nbs/more/19_run_setup.ipynb #borders
-def check_borders(
-    config: TrainConfig,
-    data: TokenData,
-) -> None:
+def check_borders(config: TrainConfig, data: TokenData) -> None:
     "UserError for `mask_documents` where no token stands between documents."
     tokenizer = data.tokenizer
     if config.data.mask_documents and tokenizer.eot not in tokenizer.ends:
@@ -193,9 +187,7 @@ def check_borders(
         raise UserError(f"{told}: leave --mask-documents out, or prepare the text with another tokenizer")
 
 
-def begins_masked(
-    config: TrainConfig,
-) -> bool:
+def begins_masked(config: TrainConfig) -> bool:
     "Whether the weights of init_from were trained with `mask_documents`."
     kind, place = find_model(config.run.init_from) if config.run.init_from else ("", None)
     if kind != "run":
@@ -207,9 +199,7 @@ def begins_masked(
     return False
 
 
-def mask_lines(
-    run: "Run",
-) -> list[str]:
+def mask_lines(run: "Run") -> list[str]:
     "What the log of a run says of the mask between documents; nothing, where there is nothing to say."
     data, masked = run.data, run.config.data.mask_documents
     if not masked:
@@ -225,19 +215,14 @@ def mask_lines(
     return ["documents that share a row do not see each other: mask_documents is on"]
 
 # %% ../../nbs/more/19_run_setup.ipynb #prompt
-def first_words(
-    data: TokenData,
-) -> str:
+def first_words(data: TokenData) -> str:
     "The first words of the validation text, from a line that has some."
     text = data.tokenizer.decode(data.val[:512])
     found = re.search(r"\S+(?: \S+){0,2}", text)
     return found[0][:40] if found else ""
 
 
-def choose_prompt(
-    config: TrainConfig,
-    data: TokenData,
-) -> str:
+def choose_prompt(config: TrainConfig, data: TokenData) -> str:
     """What samples begin with: the prompt of the config, where the tokenizer knows its characters.
 
     The prompt of a preset gives way to the first words of the text. UserError for one that a user gave.
@@ -554,11 +539,7 @@ def open_run(
     return run
 
 
-def take_folder(
-    run: Run,
-    resume: bool,
-    overwrite: bool,
-) -> None:
+def take_folder(run: Run, resume: bool, overwrite: bool) -> None:
     "Make the run's folder, or make it anew; `claim_folder` is held. Deletes only what it sees now."
     check_folder(run.folder, resume, overwrite)
     if resume:
@@ -568,9 +549,7 @@ def take_folder(
     write_config(run)
 
 
-def write_config(
-    run: Run,
-) -> None:
+def write_config(run: Run) -> None:
     "Write config.json and objective.json into the run's folder, which is made where it is not there."
     with atomic_path(run.folder / "config.json") as tmp:
         tmp.write_text(json.dumps(asdict(run.config), indent=2))
@@ -603,9 +582,7 @@ def validation_rows(
     return max(1, min(max(16, 4096 // m.block_size), rows * training // looking))
 
 
-def judge_of(
-    run: Run,
-) -> Callable[..., Score]:
+def judge_of(run: Run) -> Callable[..., Score]:
     "`evaluate` for this run: judge(model, tokens, max_tokens=...) -> Score, over all processes."
     config, world, token_bytes = run.config, run.world, run.data.tokenizer.token_bytes()
     place = dict(rank=world.rank, world_size=world.world_size)

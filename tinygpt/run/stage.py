@@ -83,9 +83,7 @@ class StageOptions:
 COMMON = {field.name for field in fields(StageOptions)}
 
 
-def own_settings(
-    options: StageOptions,
-) -> dict:
+def own_settings(options: StageOptions) -> dict:
     "A stage's own options, as JSON can hold them."
     return {name: value for name, value in asdict(options).items() if name not in COMMON}
 
@@ -164,9 +162,7 @@ def _with_file(config: TrainConfig, file: str) -> TrainConfig:
     return load_config(Path(file), config)
 
 
-def start_folder(
-    config: TrainConfig,
-) -> Path:
+def start_folder(config: TrainConfig) -> Path:
     "Where a stage keeps the model it begins with, if it had to make one of RUN."
     return config.folder.with_name(f"{config.folder.name}-start")
 

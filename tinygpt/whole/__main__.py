@@ -85,9 +85,7 @@ class Stage:
         return [*self.command, *again]
 
 
-def stages_of(
-    options: Options,
-) -> list[Stage]:
+def stages_of(options: Options) -> list[Stage]:
     "The four runs, in their order."
     out, common = Path(options.out).expanduser(), ["--seed", str(options.seed), "--device", options.device]
     modules = dict(base="train", answers="finetune", preferences="prefer", rewards="reinforce")
@@ -111,9 +109,7 @@ def state_of(
     return "done" if (folder / "report.md").exists() else "begun"
 
 
-def run_command(
-    words: list[str],
-) -> int:
+def run_command(words: list[str]) -> int:
     """Run it to its end; returns its exit status, 0 where Ctrl-C stopped it. torchrun's is said then.
 
     Ctrl-C reaches the command as well, which saves and ends.
@@ -148,10 +144,7 @@ def check_made(
             raise UserError(f"{stage.name}: {told}: choose another --out, or remove this run{also}")
 
 
-def run_stage(
-    stage: Stage,
-    processes: int = 1,
-) -> bool:
+def run_stage(stage: Stage, processes: int = 1) -> bool:
     "Make the run, or go on with it; whether it is done. UserError where its command failed."
     state = state_of(stage.folder)
     if state == "done":
@@ -206,12 +199,7 @@ class Exam:
         return (line if self.by_line else text) if ended else None
 
 
-def exam_for(
-    model: GPT,
-    tokenizer: Tokenizer,
-    examples: list[Example],
-    room: int = 24,
-) -> Exam:
+def exam_for(model: GPT, tokenizer: Tokenizer, examples: list[Example], room: int = 24) -> Exam:
     "The questions as this model can read them: in the chat template, or behind solved ones."
     if is_chat(tokenizer):
         prompts = [render(tokenizer, e.messages, add_generation_prompt=True)[0] for e in examples]
@@ -310,9 +298,7 @@ def table_of(
     return lines
 
 
-def verdict(
-    results: dict[str, dict],
-) -> str:
+def verdict(results: dict[str, dict]) -> str:
     "One sentence: the last stage against the first."
     (first, before), *_, (last, after) = results.items()
     mean, half = difference(before["outcomes"], after["outcomes"])
@@ -321,11 +307,7 @@ def verdict(
     return f"{told} (95 % interval, which {sure}; {len(before['outcomes'])} questions)"
 
 
-def picture_of(
-    stages: list[Stage],
-    results: dict[str, dict],
-    path: Path,
-) -> None:
+def picture_of(stages: list[Stage], results: dict[str, dict], path: Path) -> None:
     "The losses of the four runs, and the share of right answers after each."
     from matplotlib.figure import Figure  # only here: it takes a second to import
 
@@ -352,11 +334,7 @@ def picture_of(
     fig.savefig(path)
 
 
-def write_page(
-    options: Options,
-    stages: list[Stage],
-    results: dict[str, dict],
-) -> Path:
+def write_page(options: Options, stages: list[Stage], results: dict[str, dict]) -> Path:
     "Write stages.png and report.md into the folder of the runs."
     out = Path(options.out).expanduser()
     picture_of(stages, results, out / "stages.png")
@@ -373,10 +351,7 @@ def write_page(
     return out / "report.md"
 
 # %% ../../nbs/more/25_whole_command.ipynb #main
-def measure_stage(
-    stage: Stage,
-    options: Options,
-) -> dict:
+def measure_stage(stage: Stage, options: Options) -> dict:
     "Sit the exam with the newest checkpoint of a run; what its last validation said comes along."
     device, _ = choose_device(options.device)
     model, tokenizer, _ = open_model(str(stage.folder), device)
@@ -387,9 +362,7 @@ def measure_stage(
     return found | dict(bits_per_byte=bits, said=answer_prompts(model, tokenizer))
 
 
-def run_all(
-    options: Options,
-) -> Iterator[tuple[Stage, dict]]:
+def run_all(options: Options) -> Iterator[tuple[Stage, dict]]:
     "Make the runs and measure each; yields (stage, results) as they come, and ends where one was stopped."
     out = Path(options.out).expanduser()
     out.mkdir(parents=True, exist_ok=True)
