@@ -78,8 +78,8 @@ def config_of_run(
 def starting_point(argv: list[str]) -> tuple[TrainConfig, str, list[str]]:
     """(the config that the flags change, where it is from in words, the flags).
 
-    It is a preset, a config.json or a run, but only one of them: else a UserError. A .toml file changes
-    the preset before it.
+    It is a preset, a config.json or a run, and only one of them: otherwise a UserError. A .toml file
+    changes the preset before it.
     """
     has_preset = bool(argv) and not argv[0].startswith("-")
     name, flags = (argv[0], argv[1:]) if has_preset else (None, argv)
@@ -252,6 +252,6 @@ def steps_for(
     tokens: str,  # "300M", "10B", "2.5e9"
     config: TrainConfig,
 ) -> int:
-    "The steps that bring so many tokens, or a few more. UserError where it is no number of tokens."
+    "The steps that read so many tokens, or a few more. UserError if it is not a number of tokens."
     step_tokens = max(1, config.data.batch_size * config.model.block_size)  # less is refused later
     return -(-read_count("--tokens", tokens) // step_tokens)
