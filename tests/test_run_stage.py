@@ -163,3 +163,5 @@ def test_a_file_changes_the_settings_of_the_run_before_and_flags_change_the_file
         options_of(base, "--config", path)
     with pytest.raises(UserError, match="config.json: give a .toml file"):
         options_of(base, "--config", base / "config.json")
+    with pytest.raises(UserError, match="config = : give a .toml file"):
+        options_of(base, "--config", "")

@@ -131,8 +131,9 @@ def stage_options(
 ):
     "The options of a call of this command. UserError for what cannot be meant."
     before, flags = stage_start(argv, Options, make, command)
-    file = value_of("--config", flags)
-    default = replace(before, train=_with_file(before.train, file)) if file else before
+    default, file = before, value_of("--config", flags)
+    if file is not None:
+        default = replace(before, train=_with_file(before.train, file))
     options = read_flags(flags, default, f"python -m {command} RUN")
     if "warmup_steps" not in settings_named(flags):
         fit_warmup(options.train.optim, default.train.optim)
