@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEPS', 'ROWS', 'REPLAY', 'RATE_FACTOR', 'ELSEWHERE_RATE', 'finetune_config', 'Options', 'parse_arguments',
-           'open_conversations', 'chat_start', 'run_options', 'main']
+           'open_conversations', 'chat_start', 'drop_replay', 'run_options', 'main']
 
 # %% ../../nbs/more/22_finetune_command.ipynb #imports
 import sys
@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from ..checkpoint_open import open_model
-from ..ddp.world import close_world, init_world
+from ..ddp.world import World, close_world, init_world
 from .answers import answers_objective, encode_conversations, replay_rows
 from .tasks import Example, make_conversations, make_examples
 from .template import chat_tokenizer, grow_model, is_chat, make_chat_base, read_conversations
@@ -125,6 +125,18 @@ def chat_start(
     return str(make_chat_base(config.run.init_from, folder))
 
 # %% ../../nbs/more/22_finetune_command.ipynb #run
+def drop_replay(options: Options, world: World) -> None:
+    "Go without old text, with a note, because the batch is too small for a row of it."
+    told = f"replay = {options.replay} gives no row of old text: batch_size = {options.train.data.batch_size}"
+    told = f"{told}, processes = {world.world_size}"
+    if options.resume is not None:  # a run without such rows has kept a 0
+        remedy = "go on with as many processes as it began with, and as many rows"
+        raise UserError(f"resume: {told}; this run has some: {remedy}")
+    if world.is_main:
+        print(f"note: {told}", file=sys.stderr)
+    options.replay = 0.0  # a resumed run has none either, on however many processes
+
+
 def run_options(options: Options) -> TrainResult:
     "Fine-tune as the options say."
     config, resume = options.train, options.resume is not None
@@ -134,15 +146,8 @@ def run_options(options: Options) -> TrainResult:
     conversations, examples = on_all(world, lambda: open_conversations(options))
     if not resume:
         config.run.init_from = on_first(world, lambda: chat_start(options, conversations))
-    if not old and options.replay:
-        told = f"replay = {options.replay} gives no row of old text: batch_size = {rows}"
-        told = f"{told}, processes = {world.world_size}"
-        if resume:  # what is kept is 0 where there were no such rows
-            remedy = "go on with as many processes as it began with, and as many rows"
-            raise UserError(f"resume: {told}; this run has some: {remedy}")
-        if world.is_main:
-            print(f"note: {told}", file=sys.stderr)
-        options.replay = 0.0  # a resumed run has none either, on however many processes
+    if options.replay and not old:
+        drop_replay(options, world)
     names = ("packed", "document_mask", "train_on", "replay")
     how = {name: getattr(options, name) for name in names}
     objective = answers_objective(conversations, examples, **how)
