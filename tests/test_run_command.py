@@ -13,7 +13,7 @@ import torch
 from events import LAST_RESORT
 
 from tinygpt.checkpoint import load_model
-from tinygpt.run.command import parse_arguments
+from tinygpt.run.command import nothing_left, parse_arguments
 from tinygpt.run.config import load_config, read_toml
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
@@ -90,7 +90,7 @@ def test_a_command_that_would_make_another_run_is_refused_with_what_differs(tmp_
     config.model.vocab_size = 1234  # as the data had it
     (tmp_path / "laptop/config.json").write_text(json.dumps(asdict(config)))
     same = ["--resume", "auto", "--out", str(tmp_path)]
-    assert parse_arguments([*same, "--learning-rate", "1", "--max-steps", "600"]).nothing_left == ""
+    assert not nothing_left(parse_arguments([*same, "--learning-rate", "1", "--max-steps", "600"]))
     with pytest.raises(UserError, match=words):
         parse_arguments([*same, *flags.split()])
 

@@ -153,10 +153,10 @@ def test_a_sum_of_losses_is_divided_by_what_counts_for_its_own_objective(place):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_muon_gets_its_settings_and_the_format_of_the_run(place, dtype):
     config = make_config(*place, "settings", "muon")
-    config.system.dtype = dtype
     config.optim.muon_weight_decay, config.optim.weight_decay = 0.3, 0.2
     model = GPT(config.model)
-    for way in (Single(model, World()), Zero(model, World())):
+    for Way in (Single, Zero):
+        way = Way(model, World(), dtype=getattr(torch, dtype))
         line = way.make_optimizer(config)
         muon, adamw = way.optimizer.optimizers
         assert muon.dtype == getattr(torch, dtype) and f"({dtype} Newton-Schulz)" in line

@@ -146,7 +146,7 @@ def test_a_value_that_is_not_finite_leaves_the_running_mean_as_it_was(bad):
 
 def test_the_picture_is_a_png_and_nothing_to_draw_is_a_sentence(tmp_path):
     lines = [dict(step=i, loss=3.0 - i) for i in range(3)] + [dict(step=3, val_loss=1.0)]
-    plot_losses(lines, tmp_path / "loss.png", "title", {"mark": 2.0})
+    plot_losses(lines, tmp_path / "loss.png", "title")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError):
         plot_losses([json.loads("{}")], tmp_path / "none.png")

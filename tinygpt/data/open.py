@@ -16,7 +16,7 @@ import numpy as np
 
 from .documents import Documents
 from .stream import StreamLoader, open_stream
-from .tokens import TokenData, build_tokenizer, check_size, open_split, prepare, source_path
+from .tokens import TokenData, build_tokenizer, check_text_size, open_split, prepare, source_path
 from .windows import RandomLoader, ShardLoader
 from ..support import UserError
 from ..tokenizer import CharTokenizer, Tokenizer
@@ -151,7 +151,7 @@ def make_loader(
     is_text = isinstance(data.train, Documents)
     is_known = not is_text or data.train.texts is not None  # for files of documents the size is a guess
     if is_known:
-        check_size(size, data.meta["source"])
+        check_text_size(size, data.meta["source"])
     if is_text and kind != "stream":
         raise UserError(f"loader = {kind} does not fit data that is text: choose stream")
     if kind == "stream" and not is_text:

@@ -33,7 +33,7 @@ from tinygpt.data.tokens import (
     TokenData,
     build_tokenizer,
     check_ids,
-    check_size,
+    check_text_size,
     count_eot_text,
     load_corpus,
     open_token_data,
@@ -409,7 +409,7 @@ def _check_settings(val_fraction: float, shard_tokens: int, workers: int | None)
 
 def _prepare_corpus(corpus: Corpus, out: Path, tokenizer: str, vocab_size: int, progress: bool) -> Report:
     "A corpus that fits into memory and is already split: written at once, under a temporary name."
-    check_size(sum(map(len, corpus.train)), corpus.source)
+    check_text_size(sum(map(len, corpus.train)), corpus.source)
     made = build_tokenizer(tokenizer, corpus, vocab_size)
     write_token_data(out, corpus, made, progress)
     report = Report()

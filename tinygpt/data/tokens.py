@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EOT_TEXT', 'SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'TOKENIZERS', 'OPEN_FILES', 'Corpus', 'hold_out',
            'encoding_problem', 'source_path', 'check_regular', 'split_text', 'unescape', 'read_text', 'sotu',
-           'shakespeare', 'load_corpus', 'check_size', 'count_eot_text', 'unsplit_warning', 'build_tokenizer',
+           'shakespeare', 'load_corpus', 'check_text_size', 'count_eot_text', 'unsplit_warning', 'build_tokenizer',
            'token_dtype', 'sha256_file', 'sha256_once', 'owned_path', 'clear_abandoned', 'write_token_data',
            'TokenFile', 'map_file', 'Shards', 'meta_problems', 'TokenData', 'open_token_data', 'open_split',
            'check_ids', 'cache_folder', 'fill_cache', 'remember_text', 'prepare']
@@ -260,7 +260,7 @@ def _text_files(path: Path) -> list[Path]:
     return files
 
 
-def check_size(
+def check_text_size(
     size: int,  # characters or bytes of text
     source: str,  # where they come from
 ):

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from .watchdog import Watchdog
-from .world import check_size, check_world, close_world, init_world
+from .world import check_mib, check_world, close_world, init_world
 from ..support import command, parse_options
 
 # %% ../../nbs/more/13_ddp_command.ipynb #options
@@ -30,7 +30,7 @@ class Options:
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.ddp [--device cpu --mib 4]`, or the same under torchrun."
     options = parse_options(Options, argv, "python -m tinygpt.ddp")
-    check_size(options.mib)
+    check_mib(options.mib)
     world = init_world(options.device, options.timeout, meeting=options.timeout)
     with Watchdog(world):
         found = check_world(world, options.mib)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEPS', 'ROWS', 'REPLAY', 'RATE_FACTOR', 'ELSEWHERE_RATE', 'finetune_config', 'Options', 'parse_arguments',
-           'open_conversations', 'chat_start', 'run_options', 'main']
+           'open_conversations', 'chat_start', 'drop_replay', 'run_options', 'main']
 
 # %% ../../nbs/more/22_finetune_command.ipynb #imports
 import sys
@@ -14,14 +14,22 @@ from typing import Literal
 import torch
 
 from ..checkpoint_open import open_model
-from ..ddp.world import close_world, init_world
+from ..ddp.world import World, close_world, init_world
 from .answers import answers_objective, encode_conversations, replay_rows
 from .tasks import Example, make_conversations, make_examples
 from .template import chat_tokenizer, grow_model, is_chat, make_chat_base, read_conversations
+from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.parallel import on_all, on_first
-from ..run.stage import base_folder, config_after, own_settings, stage_options
+from tinygpt.run.stage import (
+    StageOptions,
+    base_folder,
+    config_after,
+    own_settings,
+    stage_options,
+    start_folder,
+)
 from ..support import UserError, command
 from ..train import TrainResult, train
 
@@ -48,10 +56,9 @@ def finetune_config(
 
 # %% ../../nbs/more/22_finetune_command.ipynb #options
 @dataclass
-class Options:
+class Options(StageOptions):
     "What the command line of `python -m tinygpt.finetune` says."
 
-    train: TrainConfig
     data: str = "tasks"
     """tasks, or a .jsonl or .json file of conversations"""
     conversations: int = 20_000
@@ -67,10 +74,6 @@ class Options:
     replay: float | None = None
     """the part of the rows that is the text of --source, against forgetting (rounded, for each process);
     default: 0.125, or 0 for a model from elsewhere"""
-    resume: str | None = None
-    """go on with the run in this folder, from its newest good checkpoint"""
-    overwrite: bool = False
-    """delete an earlier run of the same name"""
 
 
 def parse_arguments(
@@ -86,9 +89,7 @@ def parse_arguments(
     return options
 
 # %% ../../nbs/more/22_finetune_command.ipynb #data
-def open_conversations(
-    options: Options,
-) -> tuple[list[list[dict]], list[Example]]:
+def open_conversations(options: Options) -> tuple[list[list[dict]], list[Example]]:
     "(conversations to train on, held-out questions). No program can judge a file, so it has no questions."
     if options.data != "tasks":
         return read_conversations(options.data), []
@@ -113,7 +114,7 @@ def chat_start(
     config.check()
     if chat is tokenizer:
         return config.run.init_from
-    folder = config.folder.with_name(f"{config.folder.name}-start")
+    folder = start_folder(config)
     if folder.exists():
         there, _, _ = open_model(folder)
         wanted = grow_model(model, chat.n_vocab).state_dict()
@@ -124,9 +125,19 @@ def chat_start(
     return str(make_chat_base(config.run.init_from, folder))
 
 # %% ../../nbs/more/22_finetune_command.ipynb #run
-def run_options(
-    options: Options,
-) -> TrainResult:
+def drop_replay(options: Options, world: World) -> None:
+    "Go without old text, with a note, because the batch is too small for a row of it."
+    told = f"replay = {options.replay} gives no row of old text: batch_size = {options.train.data.batch_size}"
+    told = f"{told}, processes = {world.world_size}"
+    if options.resume is not None:  # a run without such rows has kept a 0
+        remedy = "go on with as many processes as it began with, and as many rows"
+        raise UserError(f"resume: {told}; this run has some: {remedy}")
+    if world.is_main:
+        print(f"note: {told}", file=sys.stderr)
+    options.replay = 0.0  # a resumed run has none either, on however many processes
+
+
+def run_options(options: Options) -> TrainResult:
     "Fine-tune with these options."
     config, resume = options.train, options.resume is not None
     world = init_world(config.system.device, timeout=1800)
@@ -135,15 +146,8 @@ def run_options(
     conversations, examples = on_all(world, lambda: open_conversations(options))
     if not resume:
         config.run.init_from = on_first(world, lambda: chat_start(options, conversations))
-    if not old and options.replay:
-        told = f"replay = {options.replay} gives no row of old text: batch_size = {rows}"
-        told = f"{told}, processes = {world.world_size}"
-        if resume:  # the kept setting is 0 if the run had no such rows
-            remedy = "go on with as many processes as it began with, and as many rows"
-            raise UserError(f"resume: {told}; this run has some: {remedy}")
-        if world.is_main:
-            print(f"note: {told}", file=sys.stderr)
-        options.replay = 0.0  # so a resumed run has none either, on any number of processes
+    if options.replay and not old:
+        drop_replay(options, world)
     names = ("packed", "document_mask", "train_on", "replay")
     how = {name: getattr(options, name) for name in names}
     objective = answers_objective(conversations, examples, **how)
@@ -154,7 +158,10 @@ def run_options(
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.finetune RUN [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
-    run_options(parse_arguments(argv))
+    options = parse_arguments(argv)
+    if nothing_left(options):
+        return
+    run_options(options)
     close_world()
 
 

@@ -18,14 +18,15 @@ from ..checkpoint_open import open_model
 from ..ddp.world import close_world, init_world
 from ..finetune.answers import right_shares
 from ..finetune.tasks import make_examples
-from .pairs import encode_pair, read_pairs, task_pairs
+from .pairs import encode_preference, read_pairs, task_pairs
 from .reward import reward_objective
 from .train import Preferences, batch_problems, dpo_objective
+from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.parallel import on_all, on_first
 from ..run.setup import Objective, Run
-from ..run.stage import config_after, own_settings, stage_options
+from ..run.stage import StageOptions, config_after, own_settings, stage_options
 from ..support import UserError, command, read_json
 from ..train import TrainResult, train
 
@@ -46,10 +47,9 @@ def prefer_config(
 
 # %% ../../nbs/more/23_prefer_command.ipynb #options
 @dataclass
-class Options:
+class Options(StageOptions):
     "What the command line of `python -m tinygpt.prefer` says."
 
-    train: TrainConfig
     data: str = "tasks"
     """tasks (the model's own answers, right over wrong), or a .jsonl file of pairs"""
     kind: Literal["dpo", "reward"] = "dpo"
@@ -62,10 +62,6 @@ class Options:
     """answers to each of them"""
     questions: int = 160
     """of the tasks: how many held-out questions each validation asks; 0: none"""
-    resume: str | None = None
-    """go on with the run in this folder, from its newest good checkpoint"""
-    overwrite: bool = False
-    """delete an earlier run of the same name"""
 
 
 def parse_arguments(
@@ -80,10 +76,7 @@ def parse_arguments(
     return options
 
 # %% ../../nbs/more/23_prefer_command.ipynb #preferences
-def check_start(
-    options: Options,
-    world_size: int,
-) -> None:
+def check_start(options: Options, world_size: int) -> None:
     "UserError for anything that cannot work, before answers are drawn."
     config = options.train
     check_folder(config.folder, options.resume is not None, options.overwrite)
@@ -95,9 +88,7 @@ def check_start(
         raise UserError(f"{told}: take zero or ddp, or --questions 0")
 
 
-def asked_of(
-    options: Options,
-) -> int:
+def asked_of(options: Options) -> int:
     "How many held-out questions a validation asks: none of a reward model, none with a file of pairs."
     return options.questions if options.data == "tasks" and options.kind == "dpo" else 0
 
@@ -123,7 +114,7 @@ def open_preferences(
         told = f"data: {len(pairs)} pairs are too few, one to learn from and one to hold out are needed"
         more = f"ask more questions (--prompts {4 * options.prompts})"
         raise UserError(f"{told}: {more if options.data == 'tasks' else 'bring more'}")
-    encoded = [encode_pair(tokenizer, pair, place) for pair in pairs]
+    encoded = [encode_preference(tokenizer, pair, place) for pair in pairs]
     return Preferences(encoded[n_held:], encoded[:n_held], options.beta, options.kind, tokenizer.eot)
 
 # %% ../../nbs/more/23_prefer_command.ipynb #objective
@@ -145,9 +136,7 @@ def preference_objective(
     return replace(objective, judge=judge)
 
 
-def run_options(
-    options: Options,
-) -> TrainResult:
+def run_options(options: Options) -> TrainResult:
     "Train with these options."
     world = init_world(options.train.system.device, timeout=1800)
     on_all(world, lambda: check_start(options, world.world_size))
@@ -162,7 +151,10 @@ def run_options(
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.prefer RUN [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
-    run_options(parse_arguments(argv))
+    options = parse_arguments(argv)
+    if nothing_left(options):
+        return
+    run_options(options)
     close_world()
 
 

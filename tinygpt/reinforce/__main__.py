@@ -13,8 +13,9 @@ from ..checkpoint_open import open_model
 from ..ddp.world import close_world
 from ..finetune.template import chat_ids
 from .rollout import Recipe, check_recipe, reinforce_objective
+from ..run.command import nothing_left
 from ..run.config import TrainConfig
-from ..run.stage import config_after, stage_options
+from ..run.stage import StageOptions, config_after, stage_options
 from ..support import UserError, command
 from ..train import TrainResult, train
 
@@ -55,17 +56,12 @@ def reinforce(
 
 # %% ../../nbs/more/24_reinforce_command.ipynb #options
 @dataclass
-class Options:
+class Options(StageOptions):
     "What the command line of `python -m tinygpt.reinforce` says."
 
-    train: TrainConfig
     recipe: Recipe = field(default_factory=Recipe)
     questions: int = 64
     """how many held-out questions each validation asks; 0: none"""
-    resume: str | None = None
-    """go on with the reinforcement run in this folder, from its newest good checkpoint"""
-    overwrite: bool = False
-    """delete an earlier run of the same name"""
 
 
 def parse_arguments(
@@ -79,6 +75,8 @@ def parse_arguments(
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.reinforce RUN [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
     options = parse_arguments(argv)
+    if nothing_left(options):
+        return
     how = dict(resume=options.resume is not None, overwrite=options.overwrite, questions=options.questions)
     reinforce(options.train, options.recipe, **how)
     close_world()
