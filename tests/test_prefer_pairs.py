@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
         read_pairs(tmp_path / "nothing.jsonl")
     for text, sentence in (
         (b"", "holds no pair"),
-        (b"{", "line 1 is no JSON"),
+        (b"{", "line 1 is not JSON"),
         (b"\xff\xfe\xff", "not UTF-8"),
     ):
         (tmp_path / "bad.jsonl").write_bytes(text)

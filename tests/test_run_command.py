@@ -201,13 +201,13 @@ def test_a_whole_run_as_toml_is_the_run(tmp_path):
         ("[modle]\nn_layer = 1", r"modle \(did you mean model\?\)"),
         ("n_layer = 1", r"n_layer \(did you mean model.n_layer\?\)"),
         ("[optim]\nmax_steps = 'many'", "max_steps = 'many' is not of the right type"),
-        ("[optim", "is no TOML"),
-        (b"\xff", "is no TOML"),
+        ("[optim", "is not TOML"),
+        (b"\xff", "is not TOML"),
         (
             "[[optim]]\nmax_steps = 1",
-            r"optim = \[\{'max_steps': 1\}\] is no section: name its settings in it",
+            r"optim = \[\{'max_steps': 1\}\] is not a section: name its settings in it",
         ),
-        ("optim = 3", "optim = 3 is no section"),
+        ("optim = 3", "optim = 3 is not a section"),
         (None, "cannot be read"),
     ],
 )
@@ -299,7 +299,7 @@ def test_a_trace_has_the_steps_that_were_asked_for_and_changes_no_weight(
 
 @pytest.mark.parametrize("steps", ["3", "4:3", "0:2", "5:1001", "a:b"])
 def test_a_trace_of_steps_that_do_not_exist_is_refused(steps):
-    told = f"profile = {steps!r} is no FIRST:LAST of steps from 1 to max_steps = "
+    told = f"profile = {steps!r} is not FIRST:LAST, two steps from 1 to max_steps = "
     for last, say in ((1000, "20:22"), (21, "19:21"), (2, "1:2"), (1, "1:1")):
         argv = ["laptop", "--max-steps", str(last), "--profile"]
         [problem] = parse_arguments([*argv, steps]).train.problems()

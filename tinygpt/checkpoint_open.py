@@ -114,7 +114,9 @@ def open_model(
     if kind == "run":
         return load_model(path, device, best)
     if best:
-        raise UserError(f"best chooses among the checkpoints of a run, and {place} is no run: leave it out")
+        raise UserError(
+            f"best chooses among the checkpoints of a run, and {place} is not a run: leave it out"
+        )
     if kind == "nanogpt":
         model, tokenizer = load_nanogpt(path)
         path = path.parent

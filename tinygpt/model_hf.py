@@ -186,7 +186,7 @@ def _kind(c: GPTConfig) -> str:
     problems = []
     if kind is None:
         problems.append(
-            f"position = {c.position!r}, norm = {c.norm!r}, mlp = {c.mlp!r} are the parts of none of them"
+            f"position = {c.position!r}, norm = {c.norm!r}, mlp = {c.mlp!r} are not the parts of any of them"
         )
     for name in ("logit_softcap", "ngram_rows"):
         if getattr(c, name):
@@ -277,7 +277,7 @@ def state_from_hf(
         table = state.get(hf_names("wte.weight", kind)[0])
         head = state.pop("lm_head.weight", table)
         if table is not None and (head.shape != table.shape or (head != table).any()):
-            told = "the weights hold a lm_head of their own, and config.json ties it to the embedding"
+            told = "the weights hold an lm_head of their own, and config.json ties it to the embedding"
             raise UserError(f'{told}: write "tie_word_embeddings": false into config.json')
     problems = []
     for name, p in model.named_parameters():
@@ -376,7 +376,9 @@ def read_pickle(
         # torch's own message continues with advice to open it in a way that does run code
         calls = re.search(r"GLOBAL ([\w.]+)", str(error))
         if not calls and not re.search("[Uu]nsupported|unrecognized", str(error)):
-            raise UserError(f"{path} is damaged or no file of torch.save: restore it from a copy") from None
+            raise UserError(
+                f"{path} is damaged, or not a file that torch.save wrote: restore it from a copy"
+            ) from None
         reason = f"it would call {calls[1]}" if calls else "it would run code"
         remedy = "fetch it again from a source that you trust, as safetensors where there are some"
         told = f"{path} holds more than tensors and numbers, and is not opened ({reason})"
@@ -384,7 +386,7 @@ def read_pickle(
     except Exception as error:  # a damaged archive raises many kinds of error
         reason = (str(error) or type(error).__name__).splitlines()[0][:150]
         raise UserError(
-            f"{path} is damaged or no file of torch.save ({reason}): restore it from a copy"
+            f"{path} is damaged, or not a file that torch.save wrote ({reason}): restore it from a copy"
         ) from None
     if not isinstance(held, dict):
         raise UserError(
@@ -406,7 +408,7 @@ def check_size(
     needed = c.n_embd * (embeddings + c.n_layer * inside)
     if needed > 4 * held:
         sizes = f"a model of {4 * needed:,} bytes, and the weights beside it hold {4 * held:,}"
-        raise UserError(f"{source} describes {sizes}: bring the two together again")
+        raise UserError(f"{source} describes {sizes}: bring the matching two together again")
     angles = 4 * c.block_size * c.head_dim if c.position == "rope" else 0
     if angles > 2**31:
         told = f"{source}: the angles of {c.block_size:,} positions take {angles:,} bytes"
@@ -423,7 +425,7 @@ def check_weights(
             continue
         if not isinstance(t, torch.Tensor) or not t.is_floating_point() or t.layout != torch.strided:
             kind = t.dtype if isinstance(t, torch.Tensor) else type(t).__name__
-            raise UserError(f"{source}: {name} is no tensor of floats but {kind}: fetch or save it again")
+            raise UserError(f"{source}: {name} is not a tensor of floats but {kind}: fetch or save it again")
         if not torch.isfinite(t).all():
             told = f"{source}: {name} holds numbers that are not finite"
             raise UserError(f"{told}: its training had diverged, so take an earlier one")
@@ -469,7 +471,7 @@ def _download(name: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise UserError(
-            f"{name!r} is no folder here, and huggingface_hub is not installed: "
+            f"{name!r} is not a folder here, and huggingface_hub is not installed: "
             f"pip install huggingface_hub, or {here}"
         ) from None
     wanted = ["*config.json", "model*.safetensors", "model.safetensors.index.json"]
@@ -481,7 +483,7 @@ def _download(name: str) -> Path:
         return folder
     except Exception as error:  # no network, no such name, no permission
         why = str(error).strip().splitlines()[0] or type(error).__name__
-        raise UserError(f"{name!r} is no folder here and cannot be downloaded ({why}): {here}") from error
+        raise UserError(f"{name!r} is not a folder here and cannot be downloaded ({why}): {here}") from error
 
 # %% ../nbs/more/06_model_hf.ipynb #export-hf
 def export_hf(

@@ -309,7 +309,7 @@ def read_hf_tokenizer(
     except UserError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # whatever such a file may contain
-        raise UserError(f"{path} is no tokenizer of this kind ({error!r}): fetch it again") from None
+        raise UserError(f"{path} is not a tokenizer of this kind ({error!r}): fetch it again") from None
 
 
 def read_tokenizer(

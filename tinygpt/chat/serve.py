@@ -276,7 +276,7 @@ def _content(content, where: str):
         return content
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise BadRequest(f"{where} has a part that is no text: this model reads text only", "messages")
+            raise BadRequest(f"{where} has a part that is not text: this model reads text only", "messages")
     return "".join(part["text"] for part in content)
 
 
@@ -288,7 +288,7 @@ def read_request(
 ) -> Request:
     "The request in this body. BadRequest, in one sentence, for anything that cannot be answered."
     if not isinstance(body, dict):
-        raise BadRequest('the body is no object: send {"messages": [{"role": "user", "content": …}]}')
+        raise BadRequest('the body is not an object: send {"messages": [{"role": "user", "content": …}]}')
     if names and body.get("model") is not None and body["model"] not in names:
         known = f"this server has {', '.join(names)}"
         raise BadRequest(f"model = {body['model']!r} is not here: {known}", "model", "model_not_found", 404)
@@ -396,7 +396,7 @@ class Front:
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the body is no JSON: {error}") from None
+            raise BadRequest(f"the body is not JSON: {error}") from None
 
     async def chat(self, http):
         "POST /v1/chat/completions"

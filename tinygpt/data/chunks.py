@@ -108,7 +108,7 @@ def _unzstd(file) -> Iterator[bytes]:
             yield decoder.decompress(block)
             block = decoder.unused_data
     if not decoder.eof:
-        raise EOFError("the last frame has no end")
+        raise EOFError("the last frame is incomplete")
 
 
 def _split_at(blocks: Iterator[bytes], split: Callable[[bytes], list], name: str) -> Iterator[bytes]:

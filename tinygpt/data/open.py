@@ -88,7 +88,7 @@ def open_nanogpt(
         tokens, rest = divmod(path.stat().st_size, dtype.itemsize)
         if rest or not tokens:
             raise UserError(
-                f"data: {path} has {path.stat().st_size} bytes, which are no uint16 numbers: "
+                f"data: {path} has {path.stat().st_size} bytes, which is not a whole number of uint16 ids: "
                 "run nanoGPT's prepare.py again"
             )
         arrays[split] = open_split([(path, tokens)], dtype, made_by.n_vocab)

@@ -142,7 +142,7 @@ class ShardWriter:
             path, size = self.folder / file, tokens * self.dtype.itemsize
             if not path.exists() or path.stat().st_size < size:
                 raise UserError(
-                    f"out: {path} is shorter than its progress.json says: delete {self.folder} to begin again"
+                    f"out: {path} is shorter than its progress.json says: delete {self.folder} to start again"
                 )
         if not self.tokens:
             return
@@ -176,7 +176,7 @@ def _workers(count: int):
         yield pool.submit
     except BrokenProcessPool:
         raise UserError(
-            "a worker process was killed, perhaps for want of memory: "
+            "a worker process was killed, perhaps because memory ran out: "
             "give the same command again, with fewer --workers"
         ) from None
     finally:
@@ -202,7 +202,7 @@ def check_space(folder: Path, documents: Documents, tokenizer: Tokenizer) -> int
 # %% ../../nbs/more/03_data_prepare.ipynb #lock
 def _only_one(folder: Path):
     "A block in which no other process works in `folder`. UserError if one does."
-    told = f"out: another process is at work in {folder}: wait for it, or choose another name"
+    told = f"out: another process is working in {folder}: wait for it, or choose another name"
     return hold_lock(Path(f"{folder}.lock"), lambda: told)
 
 # %% ../../nbs/more/03_data_prepare.ipynb #place
@@ -212,7 +212,7 @@ def check_name(
     "`out` itself. UserError if no folder can have that name."
     name = out.name
     if name in ("", ".."):
-        raise UserError(f"out: {str(out)!r} is no name for a new folder: give one, such as tokens")
+        raise UserError(f"out: {str(out)!r} is not a name for a new folder: give one, such as tokens")
     if not name.isprintable():
         raise UserError(f"out: {str(out)!r} has a character in its name that does not print: leave it out")
     too_long = len(os.fsencode(name)) - 230  # the folder has a longer name while it is being made
@@ -222,16 +222,16 @@ def check_name(
 
 
 def check_free(out: Path):
-    "UserError if `out` already exists, or if there is no folder to make it in."
+    "UserError if `out` already exists, or if there is not a folder to make it in."
     if out.is_dir():
         if out.suffix == ".partial" and _is_unfinished(out):
-            raise UserError(f"out: {out} is not finished: give {out.with_suffix('')}, and it goes on")
+            raise UserError(f"out: {out} is not finished: give {out.with_suffix('')}, and it continues")
         raise UserError(f"out: {out} exists: choose another name, or delete it")
     if os.path.lexists(out):
-        raise UserError(f"out: {out} exists and is no folder: choose another name")
+        raise UserError(f"out: {out} exists and is not a folder: choose another name")
     above = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
     if not above.is_dir():
-        raise UserError(f"out: {out} cannot be made, because {above} is no folder: choose another place")
+        raise UserError(f"out: {out} cannot be made, because {above} is not a folder: choose another place")
 
 
 @contextmanager
@@ -291,7 +291,7 @@ def _is_unfinished(partial: Path) -> bool:
 
 def _read_progress(partial: Path) -> dict:
     "The record of an interrupted run. UserError if it is not one."
-    remedy = f"delete {partial} to begin again"
+    remedy = f"delete {partial} to start again"
     saved = read_json(partial / "progress.json", dict, remedy)
     try:
         Report().load_state_dict(saved["report"])
@@ -318,8 +318,8 @@ def _saved_progress(partial: Path, recipe: dict) -> dict | None:
     differs = [name for name in recipe if saved["recipe"].get(name) != recipe[name]]
     if differs:
         raise UserError(
-            f"out: {partial} was begun with another {', '.join(differs)}: "
-            "give the same command as then, or delete it to begin again"
+            f"out: {partial} was started with a different {', '.join(differs)}: "
+            "give the same command as then, or delete it to start again"
         )
     return saved
 
@@ -375,7 +375,7 @@ def prepare_shards(
         except OSError as error:
             raise UserError(
                 f"out: writing to {partial} failed ({error.strerror}): "
-                "make room; the same command goes on where it was"
+                "make room; the same command continues where it stopped"
             ) from None
     return report
 

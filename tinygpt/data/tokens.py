@@ -95,7 +95,7 @@ def encoding_problem(
     if not known and sample[::2].count(0) == nuls:
         known = ["utf-16be"]
     if not known:
-        return f"{name} is no text ({nuls} of its first {len(sample)} bytes are NUL): give a text file"
+        return f"{name} is not text ({nuls} of its first {len(sample)} bytes are NUL): give a text file"
     end = Path(name).suffix
     unpack = {".gz": "zcat", ".zst": "zstd -dc"}.get(end, "cat")
     convert = f"{unpack} {shlex.quote(name)} | iconv -f {known[0]} -t utf-8"
@@ -120,7 +120,7 @@ def check_regular(path: Path):
     "UserError if `path` is a pipe, a device or a socket: reading it might never end."
     kind = path.stat().st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        raise UserError(f"data: {path} is no regular file: save what it gives to a file, and give that")
+        raise UserError(f"data: {path} is not a regular file: save its contents to a file, and give that")
 
 
 def split_text(
@@ -282,7 +282,7 @@ def unsplit_warning(corpus: Corpus) -> str:
     count = count_eot_text(corpus)
     if not count:
         return ""
-    remedy = f"if it stands between documents, give --separator '{EOT_TEXT}'"
+    remedy = f"if it separates documents, give --separator '{EOT_TEXT}'"
     return f"{corpus.source} holds {EOT_TEXT} {count:,} times, read as ordinary text: {remedy}"
 
 # %% ../../nbs/more/03_data_tokens.ipynb #build-tokenizer
@@ -459,9 +459,11 @@ class Shards:
         if not isinstance(at, slice):
             at = np.asarray(at)
             if at.dtype == bool:
-                raise TypeError("token files have no masks: give places, as np.flatnonzero makes them")
+                raise TypeError(
+                    "token files cannot be indexed by a mask: give positions, as np.flatnonzero returns them"
+                )
             if at.size and not -len(self) <= at.min() <= at.max() < len(self):
-                raise IndexError(f"places {at.min()} to {at.max()} are asked for, of {len(self)} tokens")
+                raise IndexError(f"positions {at.min()} to {at.max()} are asked for, of {len(self)} tokens")
             return self.gather(np.where(at < 0, at + len(self), at))
         start, stop, step = at.indices(len(self))
         if step < 0:
@@ -504,10 +506,10 @@ def meta_problems(
     if meta.get("dtype") not in ("<u2", "<u4"):
         yield f"dtype = {meta.get('dtype')!r:.80} is neither <u2 nor <u4"
     if not _is_count(meta.get("vocab_size")):
-        yield f"vocab_size = {meta.get('vocab_size')!r:.80} is no number of ids"
+        yield f"vocab_size = {meta.get('vocab_size')!r:.80} is not a number of ids"
     for name in ("tokenizer", "source"):
         if not isinstance(meta.get(name), str):
-            yield f"{name} = {meta.get(name)!r:.80} is no text"
+            yield f"{name} = {meta.get(name)!r:.80} is not text"
     splits = meta.get("splits")
     if not isinstance(splits, dict) or set(splits) != {"train", "val"}:
         yield f"splits = {splits!r:.80} are not train and val"
@@ -519,14 +521,14 @@ def meta_problems(
 
 def _split_problems(found) -> Iterator[str]:
     if not isinstance(found, dict):
-        yield f"{found!r:.80} is no record"
+        yield f"{found!r:.80} is not a record"
         return
     for name in ("documents", "bytes"):
         if not _is_count(found.get(name), least=0):
-            yield f"{name} = {found.get(name)!r:.80} is no number"
+            yield f"{name} = {found.get(name)!r:.80} is not a number"
     shards = found.get("shards")
     if not isinstance(shards, list) or not shards:
-        yield f"shards = {shards!r:.80} are no list of files"
+        yield f"shards = {shards!r:.80} is not a list of files"
         return
     for shard in shards:
         file = shard.get("file") if isinstance(shard, dict) else None
@@ -608,7 +610,7 @@ def open_split(
     look = max(1000, 500_000 // len(files))
     for path, tokens in shards:
         if not path.is_file():
-            raise UserError(f"data: {path} is missing, or no file: prepare the folder again")
+            raise UserError(f"data: {path} is missing, or not a file: prepare the folder again")
         found = path.stat().st_size
         if found != tokens * dtype.itemsize:
             raise UserError(

@@ -120,7 +120,7 @@ class Watchdog:
                 self.heart.beat()
                 found = self.heart.look()
             except Exception as error:
-                found = f"the machine of rank 0 is gone, or the way to it: {str(error).splitlines()[0]}"
+                found = f"the machine of rank 0, or the network to it, is gone: {str(error).splitlines()[0]}"
             self.looks += 1
             if found and not self.ended.is_set():
                 self._speak(found)

@@ -85,7 +85,7 @@ def _number(name: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise _wrong(f"{name} = {text[:80]!r} in the environment is no number") from None
+        raise _wrong(f"{name} = {text[:80]!r} in the environment is not a number") from None
     if number < least:
         raise _wrong(f"{name} = {number} in the environment is below {least}")
     return number
@@ -101,7 +101,7 @@ def seconds_of(
     except ValueError:
         number = 0.0
     if not 1 <= number <= 1e6:
-        raise UserError(f"{name} = {str(value)[:80]!r} is no number of seconds from 1 to 1000000: say 300")
+        raise UserError(f"{name} = {str(value)[:80]!r} is not a number of seconds from 1 to 1000000: say 300")
     return number
 
 # %% ../../nbs/more/13_ddp_world.ipynb #meeting
@@ -146,7 +146,7 @@ class _Meeting(threading.Thread):
                 socket.getaddrinfo(*self.address)
                 if not self.opens_store:
                     socket.create_connection(self.address, timeout=5).close()
-                self.trouble = "it takes calls and says nothing"
+                self.trouble = "it accepts connections and does not answer"
                 return
             except OSError as error:
                 self.trouble = error.strerror or str(error)
@@ -232,7 +232,7 @@ def _pick_device(device: str, local_rank: int, local_size: int | None) -> torch.
     device, _ = choose_device(device)
     if device.type == "mps" and local_size is not None:
         raise UserError(
-            "device = 'mps' works in a process alone, for MPS knows no collectives: choose auto or cpu"
+            "device = 'mps' works in one process only, because MPS has no collectives: choose auto or cpu"
         )
     if device.type != "cuda":
         return device
@@ -359,7 +359,7 @@ def run_processes(
     """
     _check_importable(fn)
     if type(world_size) is not int or world_size < 1:
-        raise UserError(f"world_size = {world_size!r} is no number of processes: choose 1 or more")
+        raise UserError(f"world_size = {world_size!r} is not a number of processes: choose 1 or more")
     timeout = seconds_of("timeout", timeout)
     deadline = time.time() + timeout
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -447,7 +447,7 @@ def check_mib(
     from tinygpt.measure.memory import available_memory  # only here: most of this page needs no model
 
     if not 2**-18 <= mib < math.inf:  # one number of float32
-        raise UserError(f"mib = {mib} is no size of a tensor: choose 16, or another number above 0")
+        raise UserError(f"mib = {mib} is not the size of a tensor: choose 16, or another number above 0")
     free = None if device is None else available_memory(str(device))
     if free is not None and 2 * mib * 2**20 > free:
         need = f"mib = {mib:g} needs {2 * mib * 2**20:.3g} bytes with its workspace"

@@ -53,7 +53,9 @@ def _nanogpt_val(folder: Path, tokenizer: Tokenizer) -> np.ndarray:
     path = folder / "val.bin"
     size = path.stat().st_size if path.is_file() else 0
     if size < 4 or size % 2:
-        raise UserError(f"data: {path} is missing, or no file of 16-bit ids: nanoGPT's prepare.py writes it")
+        raise UserError(
+            f"data: {path} is missing, or not a file of 16-bit ids: nanoGPT's prepare.py writes it"
+        )
     return open_split([(path, size // 2)], np.dtype("<u2"), tokenizer.n_vocab)
 
 

@@ -288,7 +288,7 @@ def load_items(
         raise
     except Exception as error:  # each format and each compression has its own error
         raise UserError(
-            f"data: {data} cannot be read ({error}): it is damaged or of another kind than its name says; "
+            f"data: {data} cannot be read ({error}): it is damaged, or not the kind of file its name says; "
             "fetch it again"
         ) from None
     if not rows:
@@ -330,7 +330,7 @@ def few_shot(
     The draws are those of lm-evaluation-harness (`num_fewshot`). UserError if the pool is too small.
     """
     if k < 0:
-        raise UserError(f"few_shot: {k} examples before each question cannot be: give 0 or more")
+        raise UserError(f"few_shot: {k} examples before each question are not possible: give 0 or more")
     if k == 0:
         return list(items)
     source = items if pool is None else pool

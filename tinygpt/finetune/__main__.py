@@ -120,7 +120,9 @@ def chat_start(
         wanted = grow_model(model, chat.n_vocab).state_dict()
         held = there.state_dict()
         if held.keys() != wanted.keys() or not all(torch.equal(held[name], wanted[name]) for name in wanted):
-            raise UserError(f"{folder} is there, and of another base: remove it, or give another --name")
+            raise UserError(
+                f"{folder} exists, and was made from another base: remove it, or give another --name"
+            )
         return str(folder)
     return str(make_chat_base(config.run.init_from, folder))
 
@@ -130,7 +132,7 @@ def drop_replay(options: Options, world: World) -> None:
     told = f"replay = {options.replay} gives no row of old text: batch_size = {options.train.data.batch_size}"
     told = f"{told}, processes = {world.world_size}"
     if options.resume is not None:  # a run without such rows has kept a 0
-        remedy = "go on with as many processes as it began with, and as many rows"
+        remedy = "continue with as many processes and rows as it began with"
         raise UserError(f"resume: {told}; this run has some: {remedy}")
     if world.is_main:
         print(f"note: {told}", file=sys.stderr)

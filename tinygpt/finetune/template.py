@@ -70,7 +70,7 @@ def chat_ids(
         found = [tokenizer.encode_template(name) for name in CHAT_TOKENS]
         known = {name: ids[0] for name, ids in zip(CHAT_TOKENS, found) if len(ids) == 1}
     else:
-        raise UserError(f"{place} is a base model, it knows no turns: {remedy}")
+        raise UserError(f"{place} is a base model, which has no turns: {remedy}")
     if lacking := [name for name in CHAT_TOKENS if name not in known]:
         raise UserError(f"the tokenizer of {place} has no {lacking[0]}, which a turn needs: {remedy}")
     return {name: known[name] for name in CHAT_TOKENS}
@@ -86,7 +86,7 @@ def check_text(
     except UnicodeEncodeError as error:
         half = text[error.start]
         raise UserError(
-            f"{where} holds {half!r}, half of a character or a byte that is none: give text"
+            f"{where} holds {half!r}, which is half of a character, or a byte that is not one: give text"
         ) from None
 
 
@@ -216,7 +216,7 @@ def parse_json(
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no JSON ({error}): repair it") from None
+        raise UserError(f"{where} is not JSON ({error}): repair it") from None
 
 
 def read_conversations(
@@ -236,7 +236,9 @@ def _rows(path: Path, text: str):
     if path.suffix == ".json":
         held = parse_json(text, f"data: {path}")
         if not isinstance(held, list):
-            raise UserError(f"data: {path} is no list: give a list of conversations, or one a line in .jsonl")
+            raise UserError(
+                f"data: {path} is not a list: give a list of conversations, or one a line in .jsonl"
+            )
         yield from ((row, f"{path}, entry {i + 1}") for i, row in enumerate(held))
     elif path.suffix == ".jsonl":
         for i, line in enumerate(text.split("\n")):

@@ -54,7 +54,9 @@ def text_rows(
         raise UserError(f"n = {n}: choose 1 or more texts for each prompt")
     first = tokenizer.encode(forced) if isinstance(forced, str) else list(forced)
     if unknown := [i for i in first if not 0 <= i < tokenizer.n_vocab]:
-        raise UserError(f"forced = {unknown[0]} is no token: the vocabulary has 0 to {tokenizer.n_vocab - 1}")
+        raise UserError(
+            f"forced = {unknown[0]} is not a token: the vocabulary has 0 to {tokenizer.n_vocab - 1}"
+        )
     given = [prompt_ids(tokenizer, prompt, special) for prompt in prompts]
     return seeded_rows([ids for ids in given for _ in range(n)], seed, first)
 

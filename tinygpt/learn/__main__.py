@@ -83,7 +83,7 @@ class Check:
         if unknown := [name for name in self.names if name not in known]:
             where = ", ".join(chapters)
             raise UserError(
-                f"{', '.join(unknown)} is no exercise of {where}: choose among {', '.join(known)}"
+                f"{', '.join(unknown)} is not an exercise of {where}: choose among {', '.join(known)}"
             )
         asked = {chapter: [n for n in self.names if n in names] for chapter, names in has.items()}
         return {chapter: names for chapter, names in asked.items() if names}

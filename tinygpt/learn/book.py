@@ -381,7 +381,7 @@ def make_notebook(
     names = [d.name for d in exercises]
     if unknown := set(only or []) - set(names):
         wrong = ", ".join(sorted(unknown))
-        raise UserError(f"only = {wrong} is no exercise of {chapter}: choose among {', '.join(names)}")
+        raise UserError(f"only = {wrong} is not an exercise of {chapter}: choose among {', '.join(names)}")
     holes = [d for d in exercises if only is None or d.name in only]
     hole_names = [d.name for d in holes]
 

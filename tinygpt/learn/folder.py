@@ -58,7 +58,7 @@ def _read_table(path: Path) -> dict:
     table = read_json(path, dict, remedy)
     for functions in table.values():
         if not isinstance(functions, dict) or not all(map(_is_entry, functions.values())):
-            raise UserError(f"{path} is no table of chapters and functions: {remedy}")
+            raise UserError(f"{path} is not a table of chapters and functions: {remedy}")
     return table
 
 
@@ -193,7 +193,7 @@ def _exercise(which: str, name: str) -> tuple[str, Definition]:
             if d.name == name:
                 return chapter, d
             known.append(d.name)
-    raise UserError(f"{name} is no exercise of chapter {which}: choose among {', '.join(known)}")
+    raise UserError(f"{name} is not an exercise of chapter {which}: choose among {', '.join(known)}")
 
 
 def hint(which: str, name: str, folder: Path | None = None) -> str:

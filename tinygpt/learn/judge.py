@@ -369,7 +369,7 @@ class _Trial:
         for result in wrong:
             if "::" not in result["test"]:
                 raise UserError(f"the tests cannot run on this machine: {_said(result)}")
-            self.tell(f"left out, for it fails with the package's function too: {_said(result)}")
+            self.tell(f"left out, because it fails with the package's function too: {_said(result)}")
             self.left_out.append(result["test"])
         (self.folder / "left_out.json").write_text(json.dumps(self.left_out))
         if not wrong:  # a file that could not be imported, so its tests' names differ

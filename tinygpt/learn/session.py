@@ -84,11 +84,11 @@ def check(
     root = find_project()
     folder = learning_folder(folder)
     if not 0.1 <= seconds <= 1e6:
-        raise UserError(f"seconds = {seconds} is no time that a test can have: choose 60")
+        raise UserError(f"seconds = {seconds} is not a time that a test can have: choose 60")
     known = [d.name for d in exercises_of(root, chapter)]
     if unknown := set(names or []) - set(known):
         wrong = ", ".join(sorted(unknown))
-        raise UserError(f"{wrong} is no exercise of {chapter}: choose among {', '.join(known)}")
+        raise UserError(f"{wrong} is not an exercise of {chapter}: choose among {', '.join(known)}")
     progress = Progress(folder)
     nb = read_notebook(folder / f"{chapter}.ipynb")
     nb["cells"] += ran

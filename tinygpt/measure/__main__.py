@@ -120,7 +120,7 @@ def read_request(
         device = next(name for name, is_here in here.items() if is_here)
     if not here[device] and not (memory and speed):
         remedy = "give --memory and --speed to plan for another machine, or use --device auto"
-        raise UserError(f"device = {device} is not there: {remedy}")
+        raise UserError(f"device = {device} is not available: {remedy}")
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
     dtype = getattr(torch, dtype)

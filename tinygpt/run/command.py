@@ -137,7 +137,7 @@ def read_flags(
     settings = dict(default=default, description=description, config=(OmitArgPrefixes,))
     options = parse_options(type(default), flags, prog, **settings)
     if options.resume is not None and options.overwrite:
-        raise UserError("--resume goes on with a run, --overwrite deletes it: give one of them")
+        raise UserError("--resume continues a run, --overwrite deletes it: give one of them")
     return options
 
 

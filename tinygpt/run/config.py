@@ -191,7 +191,7 @@ def type_problems(
             problems.append(f"{name} = {reprlib.repr(value)} is not of the right type: give {wanted}")
         elif isinstance(value, str) and not _is_text(value):
             rule = "give at most 4000 characters of UTF-8, without NUL"
-            problems.append(f"{name} = {reprlib.repr(value)} is no plain text: {rule}")
+            problems.append(f"{name} = {reprlib.repr(value)} is not plain text: {rule}")
     return problems
 
 
@@ -363,12 +363,12 @@ def _range_problems(config) -> Iterator[str]:
 
 
 def _profile_problems(profile: str, max_steps: int) -> Iterator[str]:
-    "Yield a sentence if this is no FIRST:LAST of steps that the run makes."
+    "Yield a sentence if this is not FIRST:LAST, two steps that the run makes."
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", profile)
     first, last = map(int, found.groups()) if found else (0, 0)
     if not 1 <= first <= last <= max_steps:
         say = f"say {max(1, min(20, max_steps - 2))}:{min(22, max_steps)}"
-        yield f"profile = {profile!r} is no FIRST:LAST of steps from 1 to max_steps = {max_steps}: {say}"
+        yield f"profile = {profile!r} is not FIRST:LAST, two steps from 1 to max_steps = {max_steps}: {say}"
 
 
 def _place_problems(config) -> Iterator[str]:
@@ -378,9 +378,9 @@ def _place_problems(config) -> Iterator[str]:
     readable = name.isprintable() and name.strip(".") != ""
     if not (one_name and readable) or len(name.encode()) > 200:
         rule = "letters and digits, no slashes, no - or ~ at the beginning, at most 200 bytes"
-        yield f"name = {reprlib.repr(name)} is none for a run's folder: give {rule} (its place is --out)"
+        yield f"name = {reprlib.repr(name)} cannot name a run's folder: give {rule} (its place is --out)"
     if not out or out.startswith("-"):
-        yield f"out = {out!r} is no folder to put runs into: name one, such as runs"
+        yield f"out = {out!r} is not a folder to put runs into: name one, such as runs"
         return
     try:
         place = Path(out).expanduser()
@@ -389,7 +389,7 @@ def _place_problems(config) -> Iterator[str]:
         yield f"out = {reprlib.repr(out)} cannot be used ({error}): name another folder"
         return
     if not there.is_dir():
-        yield f"out = {out}, but {there} is no folder: name another one"
+        yield f"out = {out}, but {there} is not a folder: name another one"
 
 # %% ../../nbs/more/19_run_config.ipynb #memory
 def least_memory(
@@ -449,7 +449,7 @@ def config_from_dict(
             continue
         if not isinstance(fields, dict):
             raise UserError(
-                f"config: {group} = {reprlib.repr(fields)} is no section: name its settings in it"
+                f"config: {group} = {reprlib.repr(fields)} is not a section: name its settings in it"
             )
         for name, value in fields.items():
             if name in {field.name for field in dataclasses.fields(target)}:
@@ -498,7 +498,7 @@ def read_toml(path: Path) -> dict:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8
-        raise UserError(f"{path} is no TOML ({str(error)[:100]}): mend it there") from None
+        raise UserError(f"{path} is not TOML ({str(error)[:100]}): fix it there") from None
 
 
 def load_config(

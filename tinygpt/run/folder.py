@@ -57,7 +57,9 @@ def _who_has(folder: Path, owner: Path) -> str:
         who = f"process {other['pid']} on {other['host']}, since {other['since']}"
     except (UserError, KeyError):
         who = "another process"
-    return f"{folder} belongs to a run that is at work ({who}): wait for its end, or choose another --name"
+    return (
+        f"{folder} belongs to a run that is still working ({who}): wait for its end, or choose another --name"
+    )
 
 # %% ../../nbs/more/19_run_folder.ipynb #made
 FILES = (
@@ -98,7 +100,7 @@ def run_problem(folder: Path) -> str:
     if folder.is_symlink():
         return "is a link"
     if not folder.is_dir():
-        return "is no folder"
+        return "is not a folder"
     if not (folder / "config.json").is_file():
         return "is not a run folder (it has no config.json)"
     try:
@@ -139,9 +141,9 @@ def check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     elif os.path.lexists(folder):
         ways = ["choose another --name"]
         if not run_problem(folder):
-            ways.insert(0, "start again by --overwrite")
+            ways.insert(0, "start again with --overwrite")
         if config.is_file() and checkpoints(folder):
-            ways.insert(0, f"go on with it by --resume {shlex.quote(str(folder))}")
+            ways.insert(0, f"continue it with --resume {shlex.quote(str(folder))}")
         raise UserError(f"{folder} exists: {', or '.join(ways)}")
 
 
@@ -154,12 +156,12 @@ def _kept_objective(folder: Path) -> dict:
 def _begin_again(folder: Path) -> str:
     "What to do about a folder that holds no checkpoint yet: the rest of the sentence."
     if problem := run_problem(folder):
-        return f", and it {problem}: begin a run of another --name"
+        return f", and it {problem}: start a run with another --name"
     own = "tinygpt.train"
     command = _kept_objective(folder).get("command")
     if command != own:  # its flags are not all in config.json
-        return f": begin it again as it was begun, by python -m {command}, with --overwrite"
+        return f": start it again as it was started, with python -m {command}, with --overwrite"
     # config.json says where the folder was when the run began
     place = ["--out", str(folder.parent), "--name", folder.name]
     words = ["--config", str(folder / "config.json"), *place, "--overwrite"]
-    return f": begin it again with python -m {own} {shlex.join(words)}"
+    return f": start it again with python -m {own} {shlex.join(words)}"

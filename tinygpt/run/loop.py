@@ -170,7 +170,7 @@ class Log:
         if run.world.is_main and not (run.folder / "config.json").exists():
             write_config(run)
             self.files.follow()
-            self.say(f"{run.folder} is gone (moved or deleted while the run went on): it is made again")
+            self.say(f"{run.folder} is gone (moved or deleted during the run): it is created again")
 
     def pause(self):
         "A context whose time is not training time."
@@ -271,7 +271,7 @@ class Tracer:
                 self.profiler.export_chrome_trace(str(path))
                 self.say(f"steps {self.first} to {self.last} are in {path}")
             except (OSError, RuntimeError) as error:  # the run does not need it
-                self.say(f"{path} cannot be written ({error}); the run goes on without it")
+                self.say(f"{path} cannot be written ({error}); the run continues without it")
             self.profiler = None
 
 

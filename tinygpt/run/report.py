@@ -64,7 +64,7 @@ class RunLog:
                 file_problem(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             )
             with suppress(OSError):
-                line = f"{what} cannot be written ({problem}); the run goes on without it"
+                line = f"{what} cannot be written ({problem}); the run continues without it"
                 print(line, file=sys.stderr, flush=True)
 
     def write(self, **values):

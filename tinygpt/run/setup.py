@@ -210,7 +210,7 @@ def mask_lines(run: "Run") -> list[str]:
     if count is None and not data.meta.get("stream"):  # nanoGPT's files do not say: count
         count = 1 + int((data.train[:1_000_000] == data.tokenizer.eot).sum())
     if count == 1:
-        remedy = "--separator names what stands between the documents of a file"
+        remedy = "--separator names what separates the documents of a file"
         return [f"mask_documents changes nothing: the training text is one document ({remedy})"]
     return ["documents that share a row do not see each other: mask_documents is on"]
 

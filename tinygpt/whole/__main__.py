@@ -94,7 +94,7 @@ def stages_of(options: Options) -> list[Stage]:
         try:
             further = shlex.split(getattr(options, name))
         except ValueError as error:
-            raise UserError(f"{name} = {getattr(options, name)!r} is no list of flags ({error})") from None
+            raise UserError(f"{name} = {getattr(options, name)!r} is not a list of flags ({error})") from None
         stages.append(Stage(name, f"tinygpt.{module}", start, [*common, *further], out / name))
         start = str(out / name)
     return stages
@@ -124,7 +124,7 @@ def run_command(words: list[str]) -> int:
             stopped = True
         else:
             if stopped and status and "torch.distributed.run" in words:  # torchrun fails after any stop
-                told = "as after any Ctrl-C: whether the run was saved stands above"
+                told = "as after any Ctrl-C: the lines above say whether the run was saved"
                 print(f"torchrun ended with status {status}, {told}", flush=True)
                 return 0
             # 130: stopped before anything could be saved
@@ -156,11 +156,11 @@ def run_stage(stage: Stage, processes: int = 1) -> bool:
     print(f"\n{stage.name}: python -m {shlex.join(words)}", flush=True)
     status = run_command([sys.executable, "-m", *words])
     if status:
-        raise UserError(f"{stage.name} ended with status {status}: what it said stands above; {GO_ON}")
+        raise UserError(f"{stage.name} ended with status {status}: its own message is above; {GO_ON}")
     return state_of(stage.folder) == "done"
 
 
-GO_ON = "mend that, and give the same command again: what is done stays"
+GO_ON = "fix that, and give the same command again: what is done is kept"
 
 # %% ../../nbs/more/25_whole_command.ipynb #prompt
 def few_shot_ids(
@@ -414,7 +414,7 @@ def main(argv: list[str]) -> None:
         results[stage.name] = result
     if len(results) < len(stages):
         again = shlex.join(["python", "-m", "tinygpt.whole", *argv])
-        print(f"stopped in {stages[len(results)].name}; go on with: {again}")
+        print(f"stopped in {stages[len(results)].name}; continue with: {again}")
         return
     page = write_page(options, stages, results)
     print("\n".join(["", *table_of(results), "", verdict(results)]))
