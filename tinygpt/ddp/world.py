@@ -390,7 +390,8 @@ def _context():
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])  # not our own modules: they may have changed since
+    # its compiler too, which DDP and FSDP import; not our own modules: they may have changed since
+    context.set_forkserver_preload(["torch", "torch._dynamo"])
     return context
 
 
