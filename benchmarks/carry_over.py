@@ -62,11 +62,12 @@ def step_seconds(names: list[str], rounds: int) -> dict[str, float]:
     for name in names:
         config = parse_arguments([*FIXED, *FORMS[name].split()]).train
         model = GPT(config.model)
-        way = Single(model, World())
+        policy = choose_policy("cpu", config.system.dtype)
+        way = Single(model, World(), dtype=policy.dtype)
         way.make_optimizer(config)
         opt = way.optimizer
         x = torch.randint(config.model.vocab_size, (config.data.batch_size, config.model.block_size))
-        steps[name] = (model, opt, x, choose_policy("cpu", config.system.dtype).autocast)
+        steps[name] = (model, opt, x, policy.autocast)
     for i in range(rounds + 2):
         for name, (model, opt, x, autocast) in steps.items():
             start = time.perf_counter()

@@ -51,7 +51,7 @@ def child(args) -> dict:
     torch.manual_seed(0)
     model = GPT(config.model).to(policy.device)
     o = config.optim
-    way = Single(model, World())
+    way = Single(model, World(), dtype=policy.dtype)
     name = way.make_optimizer(config)
     optimizer = way.optimizer
     shape = (2, config.data.batch_size, config.model.block_size)

@@ -27,6 +27,7 @@ from tinygpt.data.tokens import load_corpus, prepare
 from tinygpt.data.windows import RandomLoader, ShardLoader
 from tinygpt.ddp.world import World
 from tinygpt.model import GPT
+from tinygpt.precision import choose_policy
 from tinygpt.run.parallel import Single
 from tinygpt.run.presets import PRESETS, preset
 from tinygpt.tokenizer import BPETokenizer
@@ -168,7 +169,7 @@ def waiting(name: str, kind: str, steps: int) -> dict:
     model = GPT(config.model)
     T = config.model.block_size
     B = rows_for(config, model)
-    way = Single(model, World())
+    way = Single(model, World(), dtype=choose_policy("cpu", config.system.dtype).dtype)
     way.make_optimizer(config)
     optimizer = way.optimizer
     packing = "bos" if "bos" in kind else "concat"

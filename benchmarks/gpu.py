@@ -126,7 +126,7 @@ def parse(argv=None) -> argparse.Namespace:
         temporary = Path(tempfile.gettempdir()) / "tinygpt-gpu-reduced"
         args.out = temporary if args.reduced else HERE / "results"
     if args.reduced and args.out.resolve() == (HERE / "results").resolve():
-        parser.error("what a reduced run writes is no record: give --out another folder")
+        parser.error("a reduced run does not write a record: give --out another folder")
     return args
 
 

@@ -235,10 +235,25 @@ def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
+def bare_code(text: str) -> bytes:
+    "A file's code without comments, docstrings and layout: what a test can see of it."
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not is_text(line)]
+    return ast.unparse(tree).encode()
+
+
+def is_text(line: ast.stmt) -> bool:
+    "Whether a statement is a string alone, as a docstring is."
+    return isinstance(line, ast.Expr) and isinstance(getattr(line.value, "value", None), str)
+
+
 def state_of(folder: Path, module: str) -> dict[str, str]:
-    "What a record was made from: hashes of the module with its tests, and of its slips."
+    "What a record was made from: hashes of the module's code with its tests', and of its slips."
     files = [module_file(module), *find_tests(folder, module)]
-    sources = digest(*((folder / file).read_bytes() for file in files))
+    sources = digest(*(bare_code((folder / file).read_text(encoding="utf-8")) for file in files))
     return {"sources": sources, "slip_sources": digest(*(repr(s).encode() for s in slips_of(module)))}
 
 

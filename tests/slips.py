@@ -2264,8 +2264,8 @@ SLIPS = [
     Slip(
         "run.config",
         "_fits",
-        "isinstance(value, (int, float)) and not isinstance(value, bool)",
-        "isinstance(value, (int, float))",
+        "return hint is bool",
+        "return hint is not str",
         "true passes as a number",
     ),
     Slip(
@@ -2291,8 +2291,8 @@ SLIPS = [
     ),
     Slip(
         "run.parallel",
-        "products_dtype",
-        "policy.dtype == torch.bfloat16",
+        "Single.__init__",
+        "dtype == torch.bfloat16",
         "True",
         "who asks for float32 gets rough products",
     ),
@@ -2336,7 +2336,7 @@ SLIPS = [
     ),
     Slip(
         "run.command",
-        "starting_point",
+        "config_of_run",
         "config.run.out, config.run.name = str(folder.parent), folder.name",
         "pass",
         "a run that was moved writes to its old place",
@@ -2473,7 +2473,7 @@ SLIPS = [
     Slip(
         "run.setup",
         "check_vocabulary",
-        "model is not None and model.config.vocab_size != n_vocab",
+        "model.config.vocab_size != tokenizer.n_vocab",
         "False",
         "weights and data of two vocabularies",
     ),
@@ -3007,7 +3007,7 @@ SLIPS = [
     ),
     Slip(
         "prefer.pairs",
-        "encode_pair",
+        "encode_preference",
         "return given, *([*tokenizer.encode(text), end] for text in",
         "return given, *(tokenizer.encode(text) for text in",
         "answers that never end",

@@ -118,11 +118,11 @@ NAMES = [
     ("a blank at the end", "--name 'a '", "name = 'a '"),
     ("a blank at the beginning", "--name ' a'", "name = ' a'"),
     ("what looks like a flag", "--name=-rf", "name = '-rf'"),
-    ("half of a surrogate pair", "--name a\ud800", "no plain text"),
+    ("half of a surrogate pair", "--name a\ud800", "not plain text"),
     ("runs in no place", "--out ''", "out = ''"),
-    ("runs in a device", "--out /dev/null", "/dev/null is no folder"),
-    ("runs in a file", "--out text.txt", "text.txt is no folder"),
-    ("runs below a file", "--out text.txt/deep/er", "text.txt is no folder"),
+    ("runs in a device", "--out /dev/null", "/dev/null is not a folder"),
+    ("runs in a file", "--out text.txt", "text.txt is not a folder"),
+    ("runs below a file", "--out text.txt/deep/er", "text.txt is not a folder"),
     ("runs in what looks like a flag", "--out=-rf", "out = '-rf'"),
     ("runs in the home of nobody", "--out '~no-such-user-1/x'", "no-such-user-1"),
     ("runs in a name of 300 characters", f"--out {'x' * 300}", "File name too long"),
@@ -184,7 +184,7 @@ FLAGS = [
 ]
 
 CONFIGS = [  # what is wrong, what the file holds, word
-    ("a config that is no JSON", "{", "is not JSON"),
+    ("a config that is not JSON", "{", "is not JSON"),
     ("a config that is empty", "", "is not JSON"),
     ("a config that is a list", "[]", "a list where a dict"),
     ("a config that is a number", "3", "a int where a dict"),
@@ -229,11 +229,11 @@ RUNS = [
     ("another model", "--resume runs/done --n-embd 32", "n_embd = 16 there, 32 here"),
     ("another optimizer", "--resume runs/done --optimizer adamw --max-steps 9", "optimizer"),
     ("a run that is there", BYTES + " --name done", "--resume runs/done"),
-    ("a run that saved nothing is there", BYTES + " --name unsaved", "start again by --overwrite"),
+    ("a run that saved nothing is there", BYTES + " --name unsaved", "start again with --overwrite"),
     ("a folder of something else is there", BYTES + " --name thesis", "exists: choose another --name"),
     ("a folder of something else, to be deleted", BYTES + " --name thesis --overwrite", "not deleted"),
     ("a run with a thesis in it, to be deleted", BYTES + " --name mixed --overwrite", "thesis.tex"),
-    ("a file, to be deleted", BYTES + " --name file --overwrite", "is no folder"),
+    ("a file, to be deleted", BYTES + " --name file --overwrite", "is not a folder"),
     ("a link to a run, to be deleted", BYTES + " --name link --overwrite", "is a link"),
     ("a link to nothing", BYTES + " --name broken", "exists"),
     ("a link to nothing, to be deleted", BYTES + " --name broken --overwrite", "is a link"),
@@ -310,7 +310,7 @@ def test_a_bad_config_is_refused_in_a_sentence(folder, text, word, monkeypatch, 
 def test_a_home_that_is_a_file_is_refused_in_a_sentence(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder / "text.txt"))
-    assert_refused(main, shlex.split(BYTES + " --out '~/runs'"), "text.txt is no folder", folder, capsys)
+    assert_refused(main, shlex.split(BYTES + " --out '~/runs'"), "text.txt is not a folder", folder, capsys)
 
 
 def test_a_cache_that_is_a_file_is_refused_in_a_sentence(folder, monkeypatch, capsys):

@@ -196,7 +196,7 @@ def test_what_is_asked_for_becomes_a_request():
 
 
 BAD = [
-    ([], "no object", None, 400),
+    ([], "not an object", None, 400),
     ({}, "one or more", "messages", 400),
     ({"messages": "Hi"}, "one or more", "messages", 400),
     ({"messages": ["Hi"]}, "has no role", "messages", 400),
@@ -374,8 +374,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_serve
 @pytest.mark.parametrize(
     "how, status, told",
     [
-        (dict(content=b"{", headers={"content-type": "application/json"}), 400, "no JSON"),
-        (dict(content=b"[" * 100_000, headers={"content-type": "application/json"}), 400, "no JSON"),
+        (dict(content=b"{", headers={"content-type": "application/json"}), 400, "not JSON"),
+        (dict(content=b"[" * 100_000, headers={"content-type": "application/json"}), 400, "not JSON"),
         (dict(content=b"{}", headers={"content-type": "text/plain"}), 415, "application/json"),
         (dict(content=b"{}"), 415, "application/json"),
         (dict(json={"messages": "x" * 1_000_001}), 413, "1,000,000 bytes"),

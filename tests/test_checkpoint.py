@@ -639,7 +639,7 @@ def test_a_refused_pickle_does_not_advise_to_open_it_in_the_way_that_runs_code(r
     said = str(error.value)
     assert "weights_only" not in said and "more than tensors" in said and "it would call" in said
     (folder / "optimizer.pt").write_bytes(b"")
-    with pytest.raises(UserError, match="is damaged or no file of torch.save"):
+    with pytest.raises(UserError, match="is damaged, or not a file that torch.save wrote"):
         load_training_state(folder, *build())
 
 

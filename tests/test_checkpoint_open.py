@@ -297,7 +297,7 @@ def test_runs_and_checkpoints_are_told_from_folders_of_others(tmp_path):
         with pytest.raises(UserError, match="is one file of a model: give the folder that holds it"):
             find_model(tmp_path / name)
     assert find_model((tmp_path / name).parent) == ("run", folder)  # the remedy works
-    with pytest.raises(UserError, match="is no run: leave it out"):
+    with pytest.raises(UserError, match="is not a run: leave it out"):
         open_model(tmp_path / "hf", best=True)
     for name in ("empty", "young"):
         with pytest.raises(UserError, match="holds no checkpoint"):
@@ -306,7 +306,7 @@ def test_runs_and_checkpoints_are_told_from_folders_of_others(tmp_path):
 
 @pytest.mark.parametrize("name", ["no-such-model", "nobody/no-such-model"])
 def test_a_name_that_nobody_knows_says_both_what_it_could_have_been(name):
-    with pytest.raises(UserError, match="is no folder here.*or give a run folder such as runs/laptop"):
+    with pytest.raises(UserError, match="is not a folder here.*or give a run folder such as runs/laptop"):
         open_model(name)
 
 

@@ -238,7 +238,7 @@ def test_modes(monkeypatch):
     dropping = torch.nn.ModuleList([make(dropout=0.1)])  # inside a wrapper, as for several processes
     assert compile_model(dropping, "auto") == (
         dropping,
-        "not compiled: with dropout a CPU gains little by it (--compile on does it all the same)",
+        "not compiled: with dropout a CPU gains little from it (--compile on does it all the same)",
     )
     assert isinstance(compile_model(dropping, "on")[0], CompiledModel)
     monkeypatch.delitem(module.COMPILE_FROM, "cpu")

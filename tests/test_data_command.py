@@ -75,7 +75,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(folder, tmp_path, monkeypatch
     begun = True
     assert main(["prepare", str(folder), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert "the same command goes on where it was" in said and "out.partial" in said
+    assert "the same command continues where it stopped" in said and "out.partial" in said
 
 
 def many_documents(folder):

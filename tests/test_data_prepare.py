@@ -165,7 +165,7 @@ def test_a_folder_that_is_no_complete_one_of_the_same_recipe_keeps_its_progress_
     small(tmp_path / "in", tmp_path / "other", val_fraction=0.3)
     (tmp_path / "other/progress.json").write_text("{}")  # as a kill leaves it after the renaming
     for name, told in (
-        ("out.partial", "give .*out, and it goes on"),
+        ("out.partial", "give .*out, and it continues"),
         ("learn", "exists"),
         ("other", "exists"),
     ):

@@ -21,7 +21,7 @@ from tinygpt.data.tokens import (
     Shards,
     build_tokenizer,
     cache_folder,
-    check_size,
+    check_text_size,
     hold_out,
     load_corpus,
     open_split,
@@ -212,9 +212,9 @@ def test_a_broken_token_folder_is_refused_and_the_fault_named(folder, how, named
 
 
 def test_too_little_text_to_train_on_is_refused():
-    check_size(50, "a.txt")
+    check_text_size(50, "a.txt")
     with pytest.raises(UserError, match="a.txt holds 49 characters"):
-        check_size(49, "a.txt")
+        check_text_size(49, "a.txt")
 
 
 def test_a_fingerprint_of_tokens_sees_every_split_and_nothing_of_the_place(tmp_path):

@@ -323,7 +323,7 @@ def test_a_host_that_is_none_a_port_that_says_nothing_and_one_that_is_taken_are_
         error = meet_nobody(monkeypatch, **place_of(0, 2, 1234, MASTER_ADDR="nobody.invalid"))
         assert "no answer from nobody.invalid:1234" in str(error)
         error = meet_nobody(monkeypatch, **place_of(1, 2, taken))
-        assert "it takes calls and says nothing" in str(error)
+        assert "it accepts connections and does not answer" in str(error)
         error = meet_nobody(monkeypatch, **place_of(0, 2, taken))
         assert "already in use" in str(error) and "whether MASTER_PORT is free" in str(error)
 
@@ -336,7 +336,7 @@ def test_how_long_the_meeting_may_take_is_a_setting(monkeypatch, port):
         init_world("cpu")
     for value in ("soon", "0", "nan", "1e9", ""):
         monkeypatch.setenv("TINYGPT_MEETING", value)
-        with pytest.raises(UserError, match=f"TINYGPT_MEETING = {value!r} is no number of seconds"):
+        with pytest.raises(UserError, match=f"TINYGPT_MEETING = {value!r} is not a number of seconds"):
             init_world("cpu")
 
 

@@ -89,6 +89,18 @@ def test_a_base_becomes_a_chat_model_and_a_stopped_run_goes_on_exactly(base, cha
     assert "python -m tinygpt.finetune --resume" in (run / "report.md").read_text()
 
 
+def test_the_same_command_begins_a_chat_run_goes_on_with_it_and_ends_at_once(base, chats, capsys):
+    command = (base, "--data", chats, "--keep", 9, "--resume", "auto")
+    assert call(*command) == 0, capsys.readouterr().err
+    run = base.with_name("base-chat")
+    whole = weights(run)
+    drop_later(run, 2)
+    assert "resumed from" not in capsys.readouterr().out
+    assert call(*command) == 0, capsys.readouterr().err  # the run began with base-chat-start, made of base
+    assert "resumed from" in capsys.readouterr().out and torch.equal(weights(run), whole)
+    assert call(*command) == 0 and capsys.readouterr().out == f"{run} is finished: it has made its 6 steps\n"
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_batch_too_small_for_old_text_is_told_and_goes_on_as_it_began(base, chats, capsys, rows):
     assert call(base, "--data", chats, "--keep", 9, "--batch-size", rows) == 0, capsys.readouterr().err

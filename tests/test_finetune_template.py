@@ -265,7 +265,7 @@ GOOD = '{"prompt": "a", "completion": "b"}\n'
     "name, content, told",
     [
         ("a.jsonl", "", "holds no conversation"),
-        ("a.jsonl", GOOD + "{", "line 2 is no JSON"),
+        ("a.jsonl", GOOD + "{", "line 2 is not JSON"),
         ("a.jsonl", GOOD + "[]", "line 2 is a list"),
         ("a.jsonl", GOOD + '{"text": "x"}', "line 2 has the fields text"),
         ("a.jsonl", GOOD + '{"messages": [{"role": "user", "content": "x"}]}', "line 2 has no answer"),

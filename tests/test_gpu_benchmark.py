@@ -167,7 +167,7 @@ def test_a_reduced_run_never_writes_among_the_results(capsys):
     before = sorted((ROOT / "benchmarks/results").iterdir())
     with pytest.raises(SystemExit):
         gpu.main(["attention", "--reduced", "--out", str(ROOT / "benchmarks/results")])
-    assert "is no record" in capsys.readouterr().err
+    assert "does not write a record" in capsys.readouterr().err
     assert gpu.parse(["--reduced"]).out != ROOT / "benchmarks/results"
     assert sorted((ROOT / "benchmarks/results").iterdir()) == before
 

@@ -149,7 +149,7 @@ def test_the_functions_of_the_first_hour_have_an_idea_in_their_first_hint():
     )
     begin, rest = (
         re.search(r"start (\d\d) --only (\S+)", tour),
-        tour.split("Where to go on")[1].split("By default")[0],
+        tour.split("Where to go next")[1].split("By default")[0],
     )
     path = [
         begin.groups()[::-1],
@@ -238,7 +238,7 @@ def test_only_leaves_the_rest_filled_in():
     nb = make_notebook(ROOT, "10_adamw", only=["AdamW.step"])
     assert {d.name for d in exports_in(nb) if is_hole(d)} == {"AdamW.step"}
     assert nb["metadata"]["tinygpt"]["holes"] == ["AdamW.step"]
-    said = "only = adam_update is no exercise of 10_adamw: choose among adamw_update"
+    said = "only = adam_update is not an exercise of 10_adamw: choose among adamw_update"
     with pytest.raises(UserError, match=said):
         make_notebook(ROOT, "10_adamw", only=["adam_update"])
 

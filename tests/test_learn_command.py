@@ -14,9 +14,9 @@ ROOT = find_project()
 MISTAKES = {
     "check 10": "10_adamw.ipynb is not there: begin with python -m tinygpt.learn start 10_adamw",
     "start 99": "chapter = 99 is not one of those with exercises",
-    "start 10 --only adam": "only = adam is no exercise of 10_adamw",
+    "start 10 --only adam": "only = adam is not an exercise of 10_adamw",
     "start 10 --only": "--only: name at least one function",
-    "hint 10 adam": "adam is no exercise of chapter 10",
+    "hint 10 adam": "adam is not an exercise of chapter 10",
     "reset": "reset: name one chapter, or say --all",
     "reset 10 --all": "reset: name one chapter, or say --all",
     "train laptop --max-steps 1": "no function of yours passes yet",
@@ -147,4 +147,4 @@ def test_check_gives_each_notebook_of_a_number_the_names_that_it_has(tmp_path, c
     said = capsys.readouterr().out
     assert said.startswith("make_schedule                    still a hole") and "finder" not in said
     assert main(["--folder", str(tmp_path), "check", "11", "make_schedule", "find_l"]) == 2
-    assert "find_l is no exercise of 11_schedule, 11_schedule_finder" in capsys.readouterr().err
+    assert "find_l is not an exercise of 11_schedule, 11_schedule_finder" in capsys.readouterr().err

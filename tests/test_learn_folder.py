@@ -33,7 +33,7 @@ def test_the_notebooks_of_chapters_and_side_pages_lie_in_one_folder(folder):
 
 def test_only_finds_the_notebook_of_a_number_that_has_the_function(folder):
     assert [p.name for p in start("11", ["find_lr"], folder)] == ["11_schedule_finder.ipynb"]
-    with pytest.raises(UserError, match="only = nothing is no exercise of"):
+    with pytest.raises(UserError, match="only = nothing is not an exercise of"):
         start("11", ["nothing"], folder)
 
 
@@ -101,7 +101,7 @@ def test_hints_come_one_by_one_are_counted_and_show_is_remembered(folder):
 
 
 def test_what_is_asked_about_must_exist(folder):
-    with pytest.raises(UserError, match="adam is no exercise of chapter 10: choose among adamw_update"):
+    with pytest.raises(UserError, match="adam is not an exercise of chapter 10: choose among adamw_update"):
         hint("10", "adam", folder)
     with pytest.raises(UserError, match="chapter = 77"):
         show("77", "adam", folder)

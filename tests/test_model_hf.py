@@ -592,7 +592,7 @@ def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_ca
         server.server_close()
     assert "loaded 32" in run("you/tiny")  # the network is gone, the cache is there
     assert "loaded 32" in run("you/tiny", "old")
-    assert "refused: 'you/other' is no folder here" in run("you/other")
+    assert "refused: 'you/other' is not a folder here" in run("you/other")
 
 
 def test_without_huggingface_hub_the_sentence_says_what_to_do(monkeypatch):

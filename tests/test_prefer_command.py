@@ -18,7 +18,7 @@ from tinygpt.prefer.__main__ import (
     parse_arguments,
     prefer_config,
 )
-from tinygpt.prefer.pairs import Pair, encode_pair, read_pairs
+from tinygpt.prefer.pairs import Pair, encode_preference, read_pairs
 from tinygpt.run.report import read_metrics
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -114,7 +114,7 @@ def test_a_tenth_of_the_pairs_is_held_out(place):
 def test_the_pairs_of_a_sorted_file_are_held_out_at_random_but_the_same_ones_each_time(place):
     options = parse_arguments(["chat", *place[1]])
     found = open_preferences(options)
-    first = [encode_pair(chat_tokenizer(ByteTokenizer()), pair) for pair in read_pairs("pairs.jsonl")]
+    first = [encode_preference(chat_tokenizer(ByteTokenizer()), pair) for pair in read_pairs("pairs.jsonl")]
     assert found == open_preferences(options) and found.held_out != first[:2]
     assert sorted(found.held_out + found.pairs) == sorted(first)
 

@@ -12,7 +12,7 @@ from tinygpt.prefer.pairs import (
     Pair,
     as_pair,
     draw_answers,
-    encode_pair,
+    encode_preference,
     judge_of,
     rank_answers,
     read_pairs,
@@ -44,7 +44,7 @@ def test_trls_three_forms_are_the_same_pair(tmp_path):
     standard, talk, implicit = read_pairs(path)
     assert standard == Pair("Sky?", "Blue", "Green")
     assert talk == implicit == Pair([user("Sky?")], "Blue", "Green")
-    assert encode_pair(CHAT, standard) == encode_pair(CHAT, talk)
+    assert encode_preference(CHAT, standard) == encode_preference(CHAT, talk)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
         read_pairs(tmp_path / "nothing.jsonl")
     for text, sentence in (
         (b"", "holds no pair"),
-        (b"{", "line 1 is no JSON"),
+        (b"{", "line 1 is not JSON"),
         (b"\xff\xfe\xff", "not UTF-8"),
     ):
         (tmp_path / "bad.jsonl").write_bytes(text)
@@ -89,17 +89,17 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
 
 
 def test_prompt_and_answer_together_are_the_rendered_conversation():
-    prompt, chosen, rejected = encode_pair(CHAT, as_pair(TALK))
+    prompt, chosen, rejected = encode_preference(CHAT, as_pair(TALK))
     for answer, text in ((chosen, "Blue"), (rejected, "Green")):
         whole, mask = render(CHAT, [user("Sky?"), assistant(text)])
         assert prompt + answer == whole and mask == [False] * len(prompt) + [True] * len(answer)
 
 
 def test_a_base_model_takes_texts_with_an_end_and_no_conversations():
-    prompt, chosen, _ = encode_pair(BASE, as_pair(STANDARD))
+    prompt, chosen, _ = encode_preference(BASE, as_pair(STANDARD))
     assert prompt == [BASE.eot, *b"Sky?"] and chosen == [*b"Blue", BASE.eot]
     with pytest.raises(UserError, match="runs/base is a base model.*python -m tinygpt.finetune runs/base"):
-        encode_pair(BASE, as_pair(TALK), "runs/base")
+        encode_preference(BASE, as_pair(TALK), "runs/base")
 
 
 def noisy_model(n_vocab: int) -> GPT:

@@ -76,7 +76,7 @@ def test_the_policy_that_is_trained_has_no_dropout_because_the_one_that_draws_ha
 
 BAD = [
     ("no run", "", "RUN is missing"),
-    ("a base model", f"base {QUICK}", "base is a base model, it knows no turns"),
+    ("a base model", f"base {QUICK}", "base is a base model, which has no turns"),
     ("a run that is not there", "nowhere", "nowhere"),
     ("an unknown task", f"chat {QUICK} --tasks chess", "chess"),
     ("a group of one", f"chat {QUICK} --group 1 --baseline group", "group = 1"),

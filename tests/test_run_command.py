@@ -13,7 +13,7 @@ import torch
 from events import LAST_RESORT
 
 from tinygpt.checkpoint import load_model
-from tinygpt.run.command import parse_arguments
+from tinygpt.run.command import nothing_left, parse_arguments
 from tinygpt.run.config import load_config, read_toml
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
@@ -90,7 +90,7 @@ def test_a_command_that_would_make_another_run_is_refused_with_what_differs(tmp_
     config.model.vocab_size = 1234  # as the data had it
     (tmp_path / "laptop/config.json").write_text(json.dumps(asdict(config)))
     same = ["--resume", "auto", "--out", str(tmp_path)]
-    assert parse_arguments([*same, "--learning-rate", "1", "--max-steps", "600"]).nothing_left == ""
+    assert not nothing_left(parse_arguments([*same, "--learning-rate", "1", "--max-steps", "600"]))
     with pytest.raises(UserError, match=words):
         parse_arguments([*same, *flags.split()])
 
@@ -201,13 +201,13 @@ def test_a_whole_run_as_toml_is_the_run(tmp_path):
         ("[modle]\nn_layer = 1", r"modle \(did you mean model\?\)"),
         ("n_layer = 1", r"n_layer \(did you mean model.n_layer\?\)"),
         ("[optim]\nmax_steps = 'many'", "max_steps = 'many' is not of the right type"),
-        ("[optim", "is no TOML"),
-        (b"\xff", "is no TOML"),
+        ("[optim", "is not TOML"),
+        (b"\xff", "is not TOML"),
         (
             "[[optim]]\nmax_steps = 1",
-            r"optim = \[\{'max_steps': 1\}\] is no section: name its settings in it",
+            r"optim = \[\{'max_steps': 1\}\] is not a section: name its settings in it",
         ),
-        ("optim = 3", "optim = 3 is no section"),
+        ("optim = 3", "optim = 3 is not a section"),
         (None, "cannot be read"),
     ],
 )
@@ -299,7 +299,7 @@ def test_a_trace_has_the_steps_that_were_asked_for_and_changes_no_weight(
 
 @pytest.mark.parametrize("steps", ["3", "4:3", "0:2", "5:1001", "a:b"])
 def test_a_trace_of_steps_that_do_not_exist_is_refused(steps):
-    told = f"profile = {steps!r} is no FIRST:LAST of steps from 1 to max_steps = "
+    told = f"profile = {steps!r} is not FIRST:LAST, two steps from 1 to max_steps = "
     for last, say in ((1000, "20:22"), (21, "19:21"), (2, "1:2"), (1, "1:1")):
         argv = ["laptop", "--max-steps", str(last), "--profile"]
         [problem] = parse_arguments([*argv, steps]).train.problems()

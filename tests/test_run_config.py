@@ -251,7 +251,7 @@ def test_a_toml_file_is_read_and_what_is_none_is_told(tmp_path):
     assert read_toml(path) == {"optim": {"learning_rate": 1e-3}, "run": {"name": "a"}}
     for broken in (b"[optim\n", b"\xff\xfe\x00"):
         path.write_bytes(broken)
-        with pytest.raises(UserError, match="my.toml is no TOML"):
+        with pytest.raises(UserError, match="my.toml is not TOML"):
             read_toml(path)
     with pytest.raises(UserError, match="cannot be read .*: check the path"):
         read_toml(tmp_path / "gone.toml")

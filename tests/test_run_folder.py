@@ -240,7 +240,7 @@ def test_a_deletion_that_was_killed_can_be_done_again(run, monkeypatch):
         ("config.json", False, False, "exists"),
         ("config.json", False, True, ""),
         ("config.json", True, False, "holds no checkpoint yet"),
-        ("step_000005", False, False, "exists: go on with it by --resume"),
+        ("step_000005", False, False, "exists: continue it with --resume"),
         ("step_000005", False, True, ""),
         ("step_000005", True, False, ""),
         ("thesis.txt", False, False, "exists: choose another --name"),
@@ -304,7 +304,9 @@ def test_a_run_for_another_objective_is_not_sent_to_the_command_that_trains_the_
 def test_a_folder_with_foreign_files_and_no_checkpoint_is_not_said_to_be_overwritten(run):
     (run / "thesis.tex").touch()
     shutil.rmtree(run / "checkpoints/step_000005")
-    with pytest.raises(UserError, match="holds thesis.tex, which no run made: begin a run of another --name"):
+    with pytest.raises(
+        UserError, match="holds thesis.tex, which no run made: start a run with another --name"
+    ):
         check_folder(run, resume=True, overwrite=False)
 
 

@@ -744,7 +744,10 @@ def test_two_ranks_hold_one_folder_and_add_up_what_they_cropped(config, tmp_path
     )
     assert int(told.replace(",", "")) == 20 * 4 * 16
     before = sorted(config.folder.rglob("*"))
-    with claim_folder(config.folder), pytest.raises(RuntimeError, match="belongs to a run that is at work"):
+    with (
+        claim_folder(config.folder),
+        pytest.raises(RuntimeError, match="belongs to a run that is still working"),
+    ):
         run_processes(losses_of, 2, config, timeout=240)
     assert sorted(config.folder.rglob("*")) == before
 

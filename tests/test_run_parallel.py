@@ -153,10 +153,10 @@ def test_a_sum_of_losses_is_divided_by_what_counts_for_its_own_objective(place):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_muon_gets_its_settings_and_the_format_of_the_run(place, dtype):
     config = make_config(*place, "settings", "muon")
-    config.system.dtype = dtype
     config.optim.muon_weight_decay, config.optim.weight_decay = 0.3, 0.2
     model = GPT(config.model)
-    for way in (Single(model, World()), Zero(model, World())):
+    for Way in (Single, Zero):
+        way = Way(model, World(), dtype=getattr(torch, dtype))
         line = way.make_optimizer(config)
         muon, adamw = way.optimizer.optimizers
         assert muon.dtype == getattr(torch, dtype) and f"({dtype} Newton-Schulz)" in line
@@ -186,7 +186,7 @@ def test_a_rank_that_does_not_compile_says_so_with_its_number(tmp_path, words):
     said = run_processes(run_with_a_broken_compiler_on_one_rank, 2, config, timeout=LAST_RESORT)
     first, lines = ([line for line in rank if "not compiled" in line] for rank in said)
     assert not first and len(lines) == 2 and lines[1] == "rank 1: not compiled: no C++ compiler"
-    assert lines[0].startswith("rank 1: not compiled, going on without:") and "No space left" in lines[0]
+    assert lines[0].startswith("rank 1: not compiled, continuing without:") and "No space left" in lines[0]
 
 
 def run_in_bfloat16(world, folder, words):
@@ -451,7 +451,7 @@ def test_a_signal_or_a_mistake_on_one_rank_is_one_on_all(place):
     for found in run_processes(bad_things, 2, *place, timeout=1000):
         assert found["signalled"] == (5, False, ["step_000005"])
         assert found["poisoned"]
-        assert "exists: go on with it by --resume" in found["exists"]
+        assert "exists: continue it with --resume" in found["exists"]
         assert "batch_size = 13" in found["uneven"]
 
 
@@ -586,7 +586,7 @@ def test_the_command_trains_under_torchrun_and_prints_everything_once(place):
     assert (
         again.returncode != 0
         and again.stderr.count("error: ") == 1
-        and "go on with it by --resume" in again.stderr
+        and "continue it with --resume" in again.stderr
     )
 
 

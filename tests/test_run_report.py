@@ -146,7 +146,7 @@ def test_a_value_that_is_not_finite_leaves_the_running_mean_as_it_was(bad):
 
 def test_the_picture_is_a_png_and_nothing_to_draw_is_a_sentence(tmp_path):
     lines = [dict(step=i, loss=3.0 - i) for i in range(3)] + [dict(step=3, val_loss=1.0)]
-    plot_losses(lines, tmp_path / "loss.png", "title", {"mark": 2.0})
+    plot_losses(lines, tmp_path / "loss.png", "title")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError):
         plot_losses([json.loads("{}")], tmp_path / "none.png")
@@ -247,7 +247,7 @@ def test_what_fails_is_said_once_and_not_tried_again(tmp_path, capsys):
     assert [log.spare("curve", fail, number) for number in range(3)] == [None] * 3
     assert tries == [0] and log.spare("report", lambda: 7) == 7
     said = capsys.readouterr().err
-    assert said == "curve cannot be written (ValueError: no 0); the run goes on without it\n"
+    assert said == "curve cannot be written (ValueError: no 0); the run continues without it\n"
     log.close()
 
 

@@ -643,7 +643,7 @@ def test_a_run_that_came_while_the_data_was_read_is_not_deleted_unasked(config, 
         return real(*args)
 
     monkeypatch.setattr(run_setup, "open_run_data", slow)
-    with pytest.raises(UserError, match="exists: go on with it by --resume"):
+    with pytest.raises(UserError, match="exists: continue it with --resume"):
         quiet(config)
     assert checkpoints(config.folder)
 

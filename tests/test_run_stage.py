@@ -1,14 +1,15 @@
 """A run that begins with another's weights: what it inherits, its own flags, and the way back to both."""
 
+import shutil
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from tinygpt.checkpoint import save_checkpoint
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.run.config import TrainConfig
+from tinygpt.run.command import nothing_left
 from tinygpt.run.setup import Objective
-from tinygpt.run.stage import base_folder, config_after, own_settings, stage_options
+from tinygpt.run.stage import StageOptions, base_folder, config_after, own_settings, stage_options
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import train
@@ -25,17 +26,12 @@ class Recipe:
 
 
 @dataclass
-class Options:
+class Options(StageOptions):
     "A stage for these tests."
 
-    train: TrainConfig
     recipe: Recipe = field(default_factory=Recipe)
     draws: int = 8
     """how many"""
-    resume: str | None = None
-    """go on"""
-    overwrite: bool = False
-    """begin again"""
 
 
 def make(place):
@@ -108,3 +104,64 @@ def test_what_cannot_be_meant_is_one_sentence(base, tmp_path):
             options_of(*argv)
     may = options_of(base, "--n-layer", 2, "--block-size", 8, "--dropout", 0.1).train.model
     assert may.block_size == 8 and may.dropout == 0.1  # these two are no weights
+
+
+def trained(options):
+    objective = Objective(command="tests.stage", settings=own_settings(options))
+    resume = options.resume is not None
+    return train(options.train, resume, options.overwrite, progress="none", objective=objective)
+
+
+def test_the_same_command_begins_a_stage_goes_on_with_it_and_ends_at_once(base, capsys):
+    command = (base, "--draws", 3, "--keep", 9, "--save-every", 1, "--seed", 5, "--resume", "auto")
+    options = options_of(*command, kept=("draws",))
+    assert options.resume is None and not nothing_left(options)
+    whole = trained(options)
+    again = options_of(*command, kept=("draws",))
+    assert (
+        nothing_left(again) and "test-next is finished: it has made its 4 steps\n" in capsys.readouterr().out
+    )
+    shutil.rmtree(whole.run / "checkpoints/step_000004")  # as after a kill at step 4
+    again = options_of(*command, kept=("draws",))
+    assert (again.resume, again.draws, again.overwrite) == ("auto", 3, False) and not nothing_left(again)
+    assert trained(again).losses == whole.losses[3:]
+    shutil.rmtree(whole.run / "checkpoints")  # as after a kill before the first save
+    assert trained(options_of(*command, kept=("draws",))).losses == whole.losses
+
+
+def test_the_same_command_with_another_meaning_is_refused(base, config):
+    run = trained(options_of(base, "--draws", 3)).run
+    config.run.name = "other"
+    other = train(config, progress="none").run
+    for argv, told in (
+        ([base, "--draws", 5], "draws = 5: the run began with 3: leave --draws out"),
+        ([base, "--seed", 7], "seed = 7: the run began with"),
+        ([base, "--overwrite"], "--overwrite deletes it"),
+        (
+            [other, "--name", run.name],
+            f"began with {base}, not with {other}: give that one, or another --name",
+        ),
+    ):
+        with pytest.raises(UserError, match=told):
+            options_of(*argv, "--resume", "auto", kept=("draws",))
+    with pytest.raises(UserError, match="RUN is missing"):
+        options_of("--resume", "auto")
+
+
+def test_a_file_changes_the_settings_of_the_run_before_and_flags_change_the_file(base, tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text("[optim]\nlearning_rate = 0.5\nmax_steps = 6\n[run]\nseed = 9\n")
+    options = options_of(base, "--config", path, "--max-steps", 4)
+    assert (options.train.optim.learning_rate, options.train.optim.max_steps) == (0.5, 4)
+    assert options.train.run.seed == 9 and options.train.run.init_from == str(base)
+    run = trained(options).run
+    with pytest.raises(UserError, match="seed = 3: the run began with 9"):
+        path.write_text("[run]\nseed = 3\n")
+        options_of("--resume", run, "--config", path)
+    path.write_text("[model]\nn_layer = 5\n")
+    with pytest.raises(UserError, match="n_layer = 5: the run began with 2"):
+        options_of(base, "--config", path)
+    with pytest.raises(UserError, match="config.json: give a .toml file"):
+        options_of(base, "--config", base / "config.json")
+    with pytest.raises(UserError, match="config = : give a .toml file"):
+        options_of(base, "--config", "")

@@ -292,7 +292,7 @@ def test_a_name_in_prose_leads_to_what_it_means_there():
     assert meant_by("adamw_update", None, set()) == "tinygpt.adamw.adamw_update"
     assert meant_by("adamw_update", None, {"adamw_update"}) is None  # the page has its own
     assert meant_by("prepare", "data.tokens", set()) == "tinygpt.data.tokens.prepare"
-    assert meant_by("check_size", None, set()) is None  # three modules have one
+    assert meant_by("parse_arguments", None, set()) is None  # several commands have one
     assert meant_by("interval", None, set()) is None  # a plain word
     assert meant_by("interval()", None, set()) == "tinygpt.support.interval"
 

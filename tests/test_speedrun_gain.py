@@ -13,6 +13,7 @@ from tinygpt.speedrun_gain import (
     gain,
     ladder_table,
     plot_ladder,
+    rung_gain,
     seconds_to_goal,
     steps_to_goal,
 )
@@ -78,6 +79,20 @@ def test_the_gain_is_students_interval_of_the_logarithms_of_paired_ratios():
     mean, low, high = gain(below, here, clock=0.3)
     assert mean == pytest.approx(expected[0].item(), rel=1e-3)
     assert math.log(high / mean) == pytest.approx(math.hypot(half.item(), 0.6), rel=1e-3) and low < mean
+
+
+def test_a_rungs_gain_over_another_has_the_seeds_spread_and_both_clocks_errors():
+    below, here = rung_of("start", True), rung_of("one layer", True, a_step=0.05)
+    there, now = seconds_to_goal(below), seconds_to_goal(here)
+    logs = torch.tensor([there[seed] / now[seed] for seed in there], dtype=torch.float64).log()
+    half = 4.302652729696142 * logs.std() / len(logs) ** 0.5  # Student's point for two degrees of freedom
+    errors = clock_error(below), clock_error(here)
+    half = math.hypot(half, 2 * errors[0], 2 * errors[1])
+    mean, low, high = rung_gain(below, here)
+    assert mean == pytest.approx(logs.mean().exp().item(), rel=1e-3)
+    for end in (low, high):
+        assert abs(math.log(end / mean)) == pytest.approx(half, rel=1e-3)
+    assert low < mean < high and min(errors) > 0
 
 
 def test_each_rung_is_compared_with_the_kept_one_below_it():

@@ -29,7 +29,7 @@ def test_each_run_begins_with_the_one_before_and_takes_its_own_flags(tmp_path):
     assert [stage.start for stage in stages] == ["gpt2"] + [str(s.folder) for s in stages[:-1]]
     assert [stage.module.split(".")[1] for stage in stages] == ["train", "finetune", "prefer", "reinforce"]
     assert stages[-1].words("new")[-5:] == ["--max-steps", "5", "--tasks", "add", "sort"]
-    with pytest.raises(UserError, match='base = "it\'s" is no list of flags'):
+    with pytest.raises(UserError, match='base = "it\'s" is not a list of flags'):
         whole.stages_of(whole.Options(base="it's"))
 
 

@@ -18,15 +18,15 @@ from .support import UserError
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #twice
 class _Twice:
-    """A block's forward, run again in the backward.
+    """A block's forward pass, run again in the backward pass.
 
-    It holds the block weakly: a model that nobody needs is freed at once, not by the garbage collector.
+    It holds the block weakly: a model no longer needed is freed at once, not by the garbage collector.
     """
 
     def __init__(self, block):
         self.block = weakref.ref(block)
 
-    def __reduce__(self):  # of copy and pickle: the copy belongs to the copied block
+    def __reduce__(self):  # for copy and pickle: the copy belongs to the copied block
         return _Twice, (self.block(),)
 
     def __call__(self, x, rope=None, cache=None, mask=None):
@@ -38,13 +38,13 @@ class _Twice:
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #wrap
 def checkpoint_blocks(
-    model: nn.Module,  # its blocks are in `model.h`; block(x, rope, cache, mask) -> x
-    enabled: bool = True,  # False takes it off again
+    model: nn.Module,  # with its blocks in `model.h`; block(x, rope, cache, mask) -> x
+    enabled: bool = True,  # False removes it again
 ) -> nn.Module:  # the same model, changed in place
-    """Keep only each block's input for the backward, which runs the block's forward again.
+    """Keep only each block's input for the backward pass, which runs the block's forward pass again.
 
-    Chen et al., https://arxiv.org/abs/1604.06174. Gradients stay the same bit for bit, with dropout too: the
-    random numbers of the second run are those of the first.
+    Chen et al., https://arxiv.org/abs/1604.06174. Gradients stay the same bit for bit, even with dropout: the
+    second run uses the same random numbers as the first.
     """
     for block in model.h:
         vars(block).pop("forward", None)
@@ -54,11 +54,11 @@ def checkpoint_blocks(
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-one-chunk
 def _chunk(z, targets, V, softcap, wide, need_grad):
-    """(the losses of the tokens, the gradient of their sum with respect to z) for the products z.
+    """(the tokens' losses, the gradient of their sum with respect to z) for the products z.
 
     z is (chunk, V or padded), and is overwritten.
     """
-    logits = z[:, :V].to(wide)  # in full precision this is z itself
+    logits = z[:, :V].to(wide)  # in full precision, z itself
     if softcap:
         logits = logits.div(softcap).tanh_().mul_(softcap)
     ignored = targets == -100
@@ -81,7 +81,7 @@ def _chunk(z, targets, V, softcap, wide, need_grad):
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-function
 def _product_dtype(x):
-    "What autocast, where it is on, makes of a product with x."
+    "The dtype of a product with x, taking autocast into account."
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -89,16 +89,16 @@ def _product_dtype(x):
 
 
 def _products(x, weight, V):
-    "(what products compute in, what losses are in, the head that x is multiplied with)."
+    "(the dtype of products, the dtype of losses, the head to multiply x by)."
     dtype = _product_dtype(x)
-    # on a GPU the padding fills the product's tiles
+    # on a GPU the padding fills up the product's tiles
     head = weight[:V] if x.device.type == "cpu" else weight
     return dtype, torch.promote_types(dtype, torch.float32), head.to(dtype)
 
 
 @torch.no_grad()
 def _token_losses(x, weight, targets, V, softcap, chunk):
-    "The loss of each token, (N,), for those who only look: no gradient is made."
+    "The loss of each token, (N,), for evaluation only: no gradient is computed."
     dtype, wide, head = _products(x, weight, V)
     losses = []
     with torch.autocast(x.device.type, enabled=False):
@@ -108,7 +108,7 @@ def _token_losses(x, weight, targets, V, softcap, chunk):
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    "Sum of the losses; the gradients are made in the forward, chunk by chunk, while its logits are there."
+    "The sum of the losses; gradients are computed in the forward pass, while each chunk's logits exist."
 
     @staticmethod
     def forward(ctx, x, weight, targets, V, softcap, chunk, of_x, of_weight):  # whose gradient is needed
@@ -137,17 +137,17 @@ class _ChunkedLoss(torch.autograd.Function):
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-public
 def chunked_cross_entropy(
-    x: torch.Tensor,  # (..., C): what goes into the head
+    x: torch.Tensor,  # (..., C): the head's input
     weight: torch.Tensor,  # (V or more, C): the head; rows beyond vocab_size are padding
     targets: torch.Tensor,  # (...) int64; -100 is not counted
     vocab_size: int | None = None,  # V; None: all rows of the weight
     logit_softcap: float = 0.0,  # logits are cap tanh(logits / cap); 0: off
-    reduction: str = "mean",  # over the counted targets, 0 where there are none; "sum"; or "none"
-    chunk: int = 1024,  # tokens whose logits exist at one time
+    reduction: str = "mean",  # over the counted targets, 0 if there are none; "sum"; or "none"
+    chunk: int = 1024,  # tokens whose logits exist at the same time
 ) -> torch.Tensor:  # a float32 scalar (float64 for float64 inputs); "none": (...), and without a graph
-    """Cross-entropy of x @ weight.T without ever holding all logits. As many FLOPs as the usual way.
+    """Cross-entropy of x @ weight.T without ever holding all logits, for the usual number of FLOPs.
 
-    The idea of Liger's fused loss, https://arxiv.org/abs/2410.10989. Once differentiable. UserError for
+    The idea is from Liger's fused loss, https://arxiv.org/abs/2410.10989. Differentiable once. UserError for
     shapes or settings that do not fit.
     """
     V = len(weight) if vocab_size is None else vocab_size
@@ -177,14 +177,14 @@ def chunked_cross_entropy(
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #model
 class ChunkedLossGPT(nn.Module):
-    """A GPT for training and validation: called as the GPT is, returns (None, loss).
+    """A GPT for training and validation: called like the GPT, it returns (None, loss).
 
     It never holds the logits of more than `chunk` tokens.
     """
 
     def __init__(
         self,
-        model: nn.Module,  # a GPT; it keeps its parameters: sample from and save that one
+        model: nn.Module,  # a GPT, which keeps its parameters: sample from it, save it
         chunk: int = 1024,  # tokens
     ):
         super().__init__()

@@ -19,11 +19,11 @@ from .support import UserError
 try:
     import triton
     import triton.language as tl
-except ImportError:  # an optional extra: this module can be imported without it
+except ImportError:  # optional: this module can be imported without it
     triton, tl = None, SimpleNamespace(constexpr=None)
 
 # %% ../nbs/more/04_attention_triton.ipynb #problem
-# triton reads it when a kernel is defined, that is, now
+# triton reads it when a kernel is defined, which is now
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -45,7 +45,7 @@ def triton_problem(
 
 
 def _jit(kernel):
-    "What compiles a kernel; without triton the kernel as it is, which nobody calls."
+    "Compile a kernel; without triton, return the kernel itself, which nobody calls."
     return triton.jit(kernel) if triton else kernel
 
 # %% ../nbs/more/04_attention_triton.ipynb #tile
@@ -59,7 +59,7 @@ def _load(start, rows, n_rows, D, BD: tl.constexpr):
 
 @_jit
 def _see(rows, cols, T, S, WINDOW, CAUSAL: tl.constexpr):
-    "The mask of a tile: query i stands at position i + S - T."
+    "The mask of a tile: query i is at position i + S - T."
     see = (rows[:, None] < T) & (cols[None, :] < S)
     if CAUSAL:
         ago = rows[:, None] + (S - T) - cols[None, :]
@@ -72,8 +72,8 @@ def _forward_kernel(
     Q,  # addresses of the tensors' first numbers: (B, n_head, T, head_dim)
     K,  # (B, n_kv_head, S, head_dim)
     V,
-    Y,  # written: as Q
-    LSE,  # written: (B, n_head, T)
+    Y,  # output: as Q
+    LSE,  # output: (B, n_head, T)
     T,  # queries
     S,  # keys
     D,  # head_dim
@@ -84,7 +84,7 @@ def _forward_kernel(
     CAUSAL: tl.constexpr,
     BM: tl.constexpr,  # queries in a tile
     BN: tl.constexpr,  # keys in a tile
-    BD: tl.constexpr,  # D up to a power of two
+    BD: tl.constexpr,  # D rounded up to a power of two
 ):
     "One block of BM queries of one head: y and the log-sum-exp."
     block = tl.program_id(0)
@@ -96,7 +96,7 @@ def _forward_kernel(
     l = tl.zeros([BM], tl.float32)
     o = tl.zeros([BM, BD], tl.float32)
     start, stop = 0, S
-    if CAUSAL:  # tiles that this block cannot see are not visited
+    if CAUSAL:  # skip tiles that this block cannot see
         start = tl.maximum(0, block * BM + S - T - WINDOW + 1)
         stop = tl.minimum(S, block * BM + BM + S - T)
     for j in range(start, stop, BN):
@@ -122,9 +122,9 @@ def _forward_kernel(
 # %% ../nbs/more/04_attention_triton.ipynb #tile-grad
 @_jit
 def _tile_grad(q, k, v, dy, lse, delta, see, scale):
-    "The weights p of a tile, and ds: the gradient that arrives at its scores."
+    "The weights p of a tile, and ds, the gradient of its scores."
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    # 0 where hidden, also in a row that saw nothing and whose log-sum-exp is -inf
+    # 0 where hidden, even in a row that saw nothing and whose log-sum-exp is -inf
     p = tl.where(see, tl.exp(s - lse[:, None]), 0.0)
     dp = tl.dot(dy, tl.trans(v), input_precision="ieee")
     return p, p * (dp - delta[:, None])
@@ -138,7 +138,7 @@ def _dq_kernel(
     DY,
     LSE,
     DELTA,  # (B, n_head, T)
-    DQ,  # written: as Q
+    DQ,  # output: as Q
     T,  # queries
     S,  # keys
     D,  # head_dim
@@ -149,7 +149,7 @@ def _dq_kernel(
     CAUSAL: tl.constexpr,
     BM: tl.constexpr,  # queries in a tile
     BN: tl.constexpr,  # keys in a tile
-    BD: tl.constexpr,  # D up to a power of two
+    BD: tl.constexpr,  # D rounded up to a power of two
 ):
     "One block of dq: over all keys that its queries see."
     block = tl.program_id(0)
@@ -185,8 +185,8 @@ def _dkv_kernel(
     DY,
     LSE,
     DELTA,
-    DK,  # written: as K
-    DV,  # written: as V
+    DK,  # output: as K
+    DV,  # output: as V
     T,  # queries
     S,  # keys
     D,  # head_dim
@@ -197,7 +197,7 @@ def _dkv_kernel(
     CAUSAL: tl.constexpr,
     BM: tl.constexpr,  # queries in a tile
     BN: tl.constexpr,  # keys in a tile
-    BD: tl.constexpr,  # D up to a power of two
+    BD: tl.constexpr,  # D rounded up to a power of two
 ):
     "One block of dk and dv: over all query heads of the group and all queries that see these keys."
     block = tl.program_id(0)
@@ -231,10 +231,10 @@ def _dkv_kernel(
 
 # %% ../nbs/more/04_attention_triton.ipynb #tile-size
 def _tile_size(head_dim: int, itemsize: int) -> int:
-    """Rows in a tile: what fits into the fast memory of every GPU since 2020.
+    """Rows in a tile: as many as fit into the fast memory of every GPU since 2020.
 
-    A core of a smaller one has 99 kB. That is for a head_dim of up to 256 in float32, 512 in half precision;
-    beyond, Triton's error says what is missing.
+    A core of a smaller GPU has 99 kB. This holds for a head_dim of up to 256 in float32, 512 in half
+    precision; beyond that, Triton's error says what is missing.
     """
     row = head_dim * itemsize  # bytes
     if row <= 128:
@@ -258,7 +258,7 @@ class _Triton(torch.autograd.Function):
         lse = q.new_full((B, H, T), -math.inf, dtype=torch.float32)
         if T and S:
             programs = (triton.cdiv(T, tile), B * H)
-            with torch.cuda.device_of(q):  # a kernel starts on the current GPU, wherever its tensors are
+            with torch.cuda.device_of(q):  # a kernel runs on the current GPU, wherever its tensors are
                 _forward_kernel[programs](q, k, v, y, lse, *ctx.numbers, **ctx.sizes)
         ctx.save_for_backward(q, k, v, y, lse)
         return y
@@ -286,7 +286,7 @@ def triton_attention(
     k: torch.Tensor,  # (B, n_kv_head, S, head_dim)
     v: torch.Tensor,  # (B, n_kv_head, S, head_dim)
     causal: bool = True,  # query i sees keys j <= i + S - T
-    window: int | None = None,  # and of those only the last `window`
+    window: int | None = None,  # and only the last `window` of those
     dropout: float = 0.0,  # must be 0 here
 ) -> torch.Tensor:  # (B, n_head, T, head_dim)
     """Flash attention by the Triton kernels of this module; `attention(impl="triton")` calls it.
@@ -300,7 +300,7 @@ def triton_attention(
             f"dropout = {dropout} with impl = 'triton': its kernels have none; "
             "choose 'tiled' or 'fused', or dropout 0"
         )
-    if torch.is_autocast_enabled(q.device.type):  # what autocast does for PyTorch's own attention
+    if torch.is_autocast_enabled(q.device.type):  # as autocast does for PyTorch's own attention
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
     known = q.dtype in (torch.float32, torch.float16, torch.bfloat16)

@@ -193,7 +193,7 @@ def verify_checkpoint(folder: Path, digest_of=sha256_file) -> str:
         return f"{folder / 'manifest.json'} does not list {min(lacking)}"
     for name, digest in manifest.items():
         if not name or Path(name).name != name:
-            return f"{folder / 'manifest.json'} lists {name!r}, which is no file beside it"
+            return f"{folder / 'manifest.json'} lists {name!r}, which is not a file beside it"
         if not (folder / name).is_file():
             return f"{folder / name} is missing"
         if digest_of(folder / name) != digest:
@@ -260,7 +260,7 @@ def prune(
     A damaged one does not count. It stays while it is the newest: the run will write it anew.
     """
     if keep < 1:
-        raise UserError(f"keep = {keep} would leave nothing to go on from: keep at least 1 checkpoint")
+        raise UserError(f"keep = {keep} would leave nothing to continue from: keep at least 1 checkpoint")
     remove_leftovers(Path(run) / "checkpoints")
     found = checkpoints(run)
     if len(found) <= keep:  # nothing to remove, so nothing to verify
@@ -310,7 +310,7 @@ def _read_config(folder):
     "The model's config of a checkpoint, which may be of an older version. UserError if it is of a later one."
     path = folder / "model.json"
     if not path.exists():
-        what = f"{folder} was saved of a module that is no GPT of ours"
+        what = f"{folder} was saved from a module that is not tinygpt's GPT"
         raise UserError(f"{what}: build yours, and give it to load_training_state")
     values = read_json(path, remedy=_OTHER)
     if lacking := {"vocab_size", "block_size", "n_layer", "n_head", "n_embd"} - values.keys():
@@ -338,7 +338,7 @@ def _check_fit(model, weights, folder):
     problems = [f"{name} is missing" for name in own if name not in weights]
     for name, t in weights.items():
         if name not in own:
-            problems.append(f"{name} has no place")
+            problems.append(f"{name} is not part of the model")
         elif t.shape != own[name].shape or t.is_floating_point() != own[name].is_floating_point():
             found, wanted = f"{tuple(t.shape)} {t.dtype}", f"{tuple(own[name].shape)} {own[name].dtype}"
             problems.append(f"{name} is {found} where the model has {wanted}")
@@ -454,7 +454,7 @@ def what_differs(
         "numpy": (versions.get("numpy"), np.__version__),
     }
     return [
-        f"{name}: {before} before, {now} now; the run goes on, but its last digits may differ"
+        f"{name}: {before} before, {now} now; the run continues, but its last digits may differ"
         for name, (before, now) in pairs.items()
         if before not in (None, now)
     ]

@@ -167,7 +167,7 @@ HINTS = {  # what compilers say: what to do about it
     "omp.h": "OpenMP's headers are missing: install g++, with clang libomp-dev, on macOS brew install libomp",
     "No space left": "the disk is full: free some, or set TORCHINDUCTOR_CACHE_DIR to another one",
     "returned non-zero exit": (
-        "what the compiler said stands above in the terminal; "
+        "the compiler's own message is above, in the terminal; "
         "cannot find -lcuda there: see LIBRARY_PATH; Python.h: install python3-dev"
     ),
 }
@@ -216,7 +216,7 @@ class CompiledModel:
             return self.compiled(*args, **kwargs)
         except TorchDynamoException as error:  # an error of the model itself is of another kind, and passes
             self.compiled = None
-            self.say(f"not compiled, going on without: {compile_error(error)}")
+            self.say(f"not compiled, continuing without: {compile_error(error)}")
             return self.model(*args, **kwargs)
 
 # %% ../nbs/09_compile.ipynb #compile-model
@@ -229,12 +229,12 @@ def _against_compiling(model: nn.Module, device: torch.device, tokens: int | Non
     least = COMPILE_FROM.get(device.type)
     n_params = sum(p.numel() for p in model.parameters())
     if least is None or tokens is not None and 6 * n_params * tokens < least:
-        return f"on {device.type} that would not pay in a run of this size"
+        return f"on {device.type} it would not pay off in a run of this size"
 
     # a wrapper has no config of its own: ask all modules
     configs = [getattr(m, "config", None) for m in model.modules()]
     if device.type == "cpu" and any(getattr(config, "dropout", 0) for config in configs):
-        return "with dropout a CPU gains little by it"
+        return "with dropout a CPU gains little from it"
     return ""
 
 

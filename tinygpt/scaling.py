@@ -22,14 +22,14 @@ from .support import UserError
 def matched_run(
     config: TrainConfig,  # not changed
     flops: float,  # to spend on training
-    warmup: float = 0.02,  # part of the run
-    least_steps: int = 20,  # a shorter run is hardly one
+    warmup: float = 0.02,  # share of the run
+    least_steps: int = 20,  # a shorter run hardly counts as one
 ) -> TrainConfig:
-    """A copy of the settings whose run, with a schedule of its own length, spends `flops`.
+    """A copy of the settings whose run spends `flops`, with a schedule to match its length.
 
-    Nothing is looked at on the way. UserError if the budget pays for too few steps.
+    Nothing is evaluated along the way. UserError if the budget pays for too few steps.
     """
-    tokens = config.data.batch_size * config.model.block_size  # of a step
+    tokens = config.data.batch_size * config.model.block_size  # per step
     steps = round(flops / flops_per_token(config.model) / tokens)
     if steps < least_steps:
         model = f"{config.model.n_layer} layers of {config.model.n_embd}"
@@ -45,12 +45,12 @@ def matched_run(
 
 # %% ../nbs/21_scaling.ipynb #isoflop
 def isoflop_minimum(
-    params: np.ndarray,  # (n,) sizes that were trained with one budget; three or more
-    losses: np.ndarray,  # (n,) where each ended
+    params: np.ndarray,  # (n,) sizes trained with one budget; three or more
+    losses: np.ndarray,  # (n,) final losses
 ) -> tuple[float, float]:
-    """(size, loss) at the bottom of a parabola over the size's logarithm (Hoffmann et al. 2022, section 3.2).
+    """(size, loss) at the minimum of a parabola in the size's logarithm (Hoffmann et al. 2022, section 3.2).
 
-    UserError where the runs do not enclose a minimum.
+    UserError if the runs do not enclose a minimum.
     """
     sizes, y = np.asarray(params, float), np.asarray(losses, float)
     if not (np.isfinite(sizes).all() and np.isfinite(y).all() and (sizes > 0).all()):
@@ -87,7 +87,7 @@ class Law:
     def loss(
         self,
         params,  # N: a number or an array
-        tokens,  # D: the same
+        tokens,  # D: likewise
     ):
         "Nats per token at the end of a run."
         return self.E + self.A / np.power(params, self.alpha) + self.B / np.power(tokens, self.beta)
@@ -95,7 +95,7 @@ class Law:
     def optimum(
         self,
         flops: float,  # C
-        per: float = 6.0,  # FLOPs for each parameter and token
+        per: float = 6.0,  # FLOPs per parameter and token
     ) -> tuple[float, float]:
         "(parameters, tokens) with the lowest loss among those with per * parameters * tokens = flops."
         # dL/dN = 0 with D = C / (per N), solved for N
@@ -110,12 +110,12 @@ def _log_loss(
     x: np.ndarray,  # (n,) ln N of the runs
     y: np.ndarray,  # (n,) ln D
 ) -> tuple[np.ndarray, np.ndarray]:
-    "What each law says of ln L (S, n), and its slopes along the five numbers (S, n, 5)."
+    "Each law's ln L (S, n), and its slopes along the five numbers (S, n, 5)."
     e, a, b, alpha, beta = theta.T[..., None]  # (S, 1) each
     terms = np.stack(np.broadcast_arrays(e, a - alpha * x, b - beta * y), axis=-1)  # (S, n, 3)
     top = terms.max(-1, keepdims=True)  # so that no exp overflows
     total = top + np.log(np.exp(terms - top).sum(-1, keepdims=True))
-    share = np.exp(terms - total)  # of each term in the loss
+    share = np.exp(terms - total)  # each term's share of the loss
     # along ln E, ln A, ln B: the share itself
     slopes = [share, -x[:, None] * share[..., 1:2], -y[:, None] * share[..., 2:]]
     return total[..., 0], np.concatenate(slopes, axis=-1)
@@ -132,27 +132,27 @@ def _damped_step(
     x: np.ndarray,  # (n,) ln N
     y: np.ndarray,  # (n,) ln D
     target: np.ndarray,  # (n,) ln L
-    weights: np.ndarray,  # (S, n) how often a walk counts each run
+    weights: np.ndarray,  # (S, n) how often each walk counts each run
     delta: float,
     damping: np.ndarray,  # (S,) lambda of each walk
 ) -> np.ndarray:
-    "The step of each walk (S, 5): least squares on the straightened law, made shorter by the damping."
+    "The step of each walk (S, 5): least squares on the linearized law, shortened by the damping."
     said, slopes = _log_loss(theta, x, y)
     residual = target - said
-    # Huber as weighted squares: a far run counts less
+    # Huber as weighted squares: distant runs count less
     far = np.maximum(np.abs(residual), 1e-300)
     w = weights * np.minimum(1, delta / far)
     curvature = np.einsum("sni,sn,snj->sij", slopes, w, slopes)  # J^T J of each walk
     downhill = np.einsum("sni,sn->si", slopes, w * residual)  # J^T r
     diagonal = np.einsum("sii->si", curvature)
-    damped = damping[:, None] * diagonal + 1e-14  # also where a law ignores a number
+    damped = damping[:, None] * diagonal + 1e-14  # even where a law ignores a number
     step = np.linalg.solve(curvature + damped[..., None] * np.eye(5), downhill[..., None])[..., 0]
     return step.clip(-2, 2)
 
 # %% ../nbs/21_scaling.ipynb #descend
 def _descend(
     theta: np.ndarray,  # (S, 5) where each walk begins
-    x: np.ndarray,  # (n,) and the rest as `_damped_step` takes it
+    x: np.ndarray,  # (n,) this and the rest as in `_damped_step`
     y: np.ndarray,
     target: np.ndarray,
     weights: np.ndarray,
@@ -173,16 +173,16 @@ def _descend(
         better = now < best
         theta[better], best = tried[better], np.where(better, now, best)
         damping = np.where(better, damping / 3, damping * 4).clip(1e-12, 1e8)
-        if (damping > 1e7).all():  # no walk finds a lower place
+        if (damping > 1e7).all():  # no walk finds a lower point
             break
     return theta, best
 
 # %% ../nbs/21_scaling.ipynb #starts
-EXPONENTS = (0.1, 0.2, 0.35, 0.5, 0.8, 1.2)  # walks begin at each pair of these
+EXPONENTS = (0.1, 0.2, 0.35, 0.5, 0.8, 1.2)  # walks start at each pair of these
 
 
 def _checked(params, tokens, losses) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "ln N, ln D, ln L. UserError for runs that no law can be fitted to."
+    "ln N, ln D and ln L. UserError for runs that no law can be fitted to."
     runs = np.stack([np.asarray(values, float) for values in (params, tokens, losses)])
     if not (np.isfinite(runs).all() and (runs > 0).all()):
         raise UserError("parameters, tokens and losses must be finite and above 0: leave failed runs out")
@@ -200,7 +200,7 @@ def _start(
     y: np.ndarray,  # (n,) ln D
     target: np.ndarray,  # (n,) ln L
 ) -> list[float]:
-    "ln E, ln A, ln B by least squares for these exponents, and the exponents."
+    "ln E, ln A and ln B by least squares for these exponents, and the exponents."
     columns = np.stack([np.ones_like(x), np.exp(-alpha * x), np.exp(-beta * y)], axis=1)
     scale = np.exp(-target)[:, None]  # relative errors, as in logarithms
     factors = np.linalg.lstsq(columns * scale, np.ones_like(x))[0]
@@ -215,10 +215,10 @@ def _to_law(theta: np.ndarray) -> Law:
 def fit_law(
     params: np.ndarray,  # (n,) N of each run
     tokens: np.ndarray,  # (n,) D
-    losses: np.ndarray,  # (n,) where it ended, in nats
-    delta: float = 1e-3,  # of the Huber loss on ln L: where it bends from squared to linear
+    losses: np.ndarray,  # (n,) final losses, in nats
+    delta: float = 1e-3,  # where the Huber loss on ln L changes from squared to linear
 ) -> Law:
-    "The law nearest to the runs, from many starts (Hoffmann et al. 2022, appendix D.2)."
+    "The law closest to the runs, from many starts (Hoffmann et al. 2022, appendix D.2)."
     x, y, target = _checked(params, tokens, losses)
     starts = [_start(alpha, beta, x, y, target) for alpha in EXPONENTS for beta in EXPONENTS]
     weights = np.ones((len(starts), len(x)))
@@ -227,8 +227,8 @@ def fit_law(
 
 # %% ../nbs/21_scaling.ipynb #power-law
 def power_law(
-    x: np.ndarray,  # (n,) for instance budgets
-    y: np.ndarray,  # (n,) for instance the best sizes
+    x: np.ndarray,  # (n,) for example budgets
+    y: np.ndarray,  # (n,) for example the best sizes
 ) -> tuple[float, float]:
     "(factor, exponent) of y = factor * x^exponent: a straight line in logarithms."
     exponent, height = np.polyfit(np.log(x), np.log(y), 1)
@@ -243,9 +243,9 @@ def bootstrap_laws(
     seed: int = 0,
     delta: float = 1e-3,  # see `fit_law`
 ) -> list[Law]:
-    "Laws fitted to runs drawn from these with replacement. How far they scatter is how sure the law is."
+    "Laws fitted to runs drawn from these with replacement. Their scatter shows how certain the law is."
     x, y, target = _checked(params, tokens, losses)
-    if len(x) < 8:  # of six, the only draw that is kept below is the six themselves
+    if len(x) < 8:  # with six, the only draw kept below would be the six themselves
         told = f"{len(x)} runs are too few to draw from: nearly every draw would be the same"
         raise UserError(f"{told}; give eight or more")
     law = fit_law(params, tokens, losses, delta)
@@ -254,7 +254,7 @@ def bootstrap_laws(
     weights = []
     while len(weights) < draws:
         counts = rng.multinomial(len(x), np.full(len(x), 1 / len(x)))
-        if (counts > 0).sum() > 5:  # five runs are met exactly by some law: nothing to learn from
+        if (counts > 0).sum() > 5:  # some law fits five runs exactly: nothing to learn from
             weights.append(counts)
     laws, _ = _descend(np.tile(start, (draws, 1)), x, y, target, np.array(weights, float), delta)
     return [_to_law(theta) for theta in laws]
@@ -262,14 +262,14 @@ def bootstrap_laws(
 # %% ../nbs/21_scaling.ipynb #predict
 def predict_loss(
     laws: list[Law],  # from `bootstrap_laws`
-    params,  # N of the run that is to come
+    params,  # N of the run to predict
     tokens,  # its D
-    noise: float = 0.0,  # relative deviation of what is predicted: a seed's, over the root of the seeds
+    noise: float = 0.0,  # relative deviation of the predicted mean: one seed's, over the root of the seeds
     level: float = 0.9,
 ) -> tuple[float, float, float]:
-    "(low, middle, high) for the loss of a run: the spread of the laws, and on top of it the seeds'."
+    "(low, middle, high) for the loss of a run: the spread of the laws, plus that of the seeds."
     said = np.array([law.loss(params, tokens) for law in laws])
-    # each law with the same grid of normal deviations, so that no draw is left to chance
+    # each law gets the same grid of normal deviations, so that nothing is left to chance
     steps = (np.arange(101) + 0.5) / 101
     normal = np.array([statistics.NormalDist().inv_cdf(step) for step in steps])
     cloud = said[:, None] * (1 + noise * normal)
@@ -278,10 +278,10 @@ def predict_loss(
 # %% ../nbs/21_scaling.ipynb #compare
 def compare_sizes(
     law: Law,
-    sizes: dict,  # name -> (parameters as the law counts them, FLOPs of a training token)
+    sizes: dict,  # name -> (parameters as the law counts them, FLOPs per training token)
     flops: float,  # to spend
 ) -> dict:
-    "name -> (tokens that the budget pays for, the loss that the law foretells), the best first."
+    "name -> (tokens the budget pays for, the loss the law predicts), best first."
     rows = {}
     for name, (params, per_token) in sizes.items():
         tokens = flops / per_token

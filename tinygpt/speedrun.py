@@ -24,8 +24,8 @@ class Rung:
 
     name: str
     flags: str  # of `python -m tinygpt.train`
-    steps: int  # of its run: a length that ends near the goal
-    why: str  # what it does, not what it brings: that is measured
+    steps: int  # in its run, a length that ends near the goal
+    why: str  # what it does, not what it gains: that is measured
     kept: bool = True
 
 
@@ -99,11 +99,11 @@ LADDER = (*_RECIPE, *_FORM, *_PRICE)
 
 # %% ../nbs/20_speedrun.ipynb #rung-flags
 def rung_flags(
-    name: str,  # of a rung of the ladder
+    name: str,  # name of a rung of the ladder
     ladder: tuple[Rung, ...] = LADDER,
-    steps: int | None = None,  # of the run; None: the rung's own
+    steps: int | None = None,  # in the run; None: the rung's own
 ) -> list[str]:
-    "The command line of a rung: the preset, the flags of all kept rungs below it, its own, its steps."
+    "The command line of a rung: the preset, the flags of all kept rungs below it, its own flags, its steps."
     names = [rung.name for rung in ladder]
     if name not in names:
         raise UserError(f"{name!r} is not a rung: choose one of {', '.join(names)}")
@@ -116,16 +116,16 @@ def rung_flags(
 
 # %% ../nbs/20_speedrun.ipynb #run-rung
 def children_cpu_seconds() -> float:
-    "CPU seconds of all processes that this one has started and that have ended; 0 on Windows."
+    "CPU seconds of all ended processes that this one started; 0 on Windows."
     times = os.times()
     return times.children_user + times.children_system
 
 
 def timed_process(
     command: list,  # program and arguments
-    **kw,  # of `subprocess.run`; its output is caught as text
+    **kw,  # for `subprocess.run`; output is captured as text
 ) -> tuple[subprocess.CompletedProcess, float, float]:
-    "(the finished process, wall-clock seconds, CPU seconds of it and its children)."
+    "(the finished process, wall-clock seconds, CPU seconds including its children)."
     wall, cpu = time.perf_counter(), children_cpu_seconds()
     done = subprocess.run(command, capture_output=True, text=True, **kw)
     return done, time.perf_counter() - wall, children_cpu_seconds() - cpu
@@ -137,9 +137,9 @@ def run_command(
     seed: int,
     cache: Path | None = None,  # the cache folder; None: the usual one
 ) -> dict:
-    """Train in a process of its own and time the whole command. UserError if it fails.
+    """Train in a separate process and time the whole command. UserError if it fails.
 
-    Returns loss and bits per byte over the validation part, steps, tokens, wall-clock and CPU seconds.
+    Returns loss and bits per byte over the validation part, steps, tokens, and wall-clock and CPU seconds.
     """
     command = [sys.executable, "-m", "tinygpt.train", *argv]
     command += ["--seed", str(seed), "--out", str(folder), "--name", f"seed{seed}", "--overwrite"]

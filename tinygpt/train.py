@@ -16,12 +16,12 @@ from .ddp.watchdog import Watchdog
 from .ddp.world import close_world, init_world
 from .evaluate.score import Score
 from .model import GPT
-from .run.command import parse_arguments
+from .run.command import nothing_left, parse_arguments
 from .run.config import TrainConfig
 from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce, shows_bar
 from .run.parallel import any_rank
 from .run.setup import NEXT_TOKEN, Objective, last_words, open_run, score_run
-from .support import _speaks, command
+from .support import command
 
 # %% ../nbs/19_train.ipynb #result
 @dataclass
@@ -98,8 +98,8 @@ def losses_of(
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.train [PRESET] [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
     args = parse_arguments(argv)
-    if args.nothing_left and not args.eval_only:
-        return print(args.nothing_left) if _speaks() else None
+    if not args.eval_only and nothing_left(args):
+        return
     resume = args.resume if args.resume == "auto" else args.resume is not None
     how = dict(overwrite=args.overwrite, eval_only=args.eval_only, progress=args.progress)
     train(args.train, resume=resume, **how)

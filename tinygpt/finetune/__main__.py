@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEPS', 'ROWS', 'REPLAY', 'RATE_FACTOR', 'ELSEWHERE_RATE', 'finetune_config', 'Options', 'parse_arguments',
-           'open_conversations', 'chat_start', 'run_options', 'main']
+           'open_conversations', 'chat_start', 'drop_replay', 'run_options', 'main']
 
 # %% ../../nbs/more/22_finetune_command.ipynb #imports
 import sys
@@ -14,28 +14,36 @@ from typing import Literal
 import torch
 
 from ..checkpoint_open import open_model
-from ..ddp.world import close_world, init_world
+from ..ddp.world import World, close_world, init_world
 from .answers import answers_objective, encode_conversations, replay_rows
 from .tasks import Example, make_conversations, make_examples
 from .template import chat_tokenizer, grow_model, is_chat, make_chat_base, read_conversations
+from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.parallel import on_all, on_first
-from ..run.stage import base_folder, config_after, own_settings, stage_options
+from tinygpt.run.stage import (
+    StageOptions,
+    base_folder,
+    config_after,
+    own_settings,
+    stage_options,
+    start_folder,
+)
 from ..support import UserError, command
 from ..train import TrainResult, train
 
 # %% ../../nbs/more/22_finetune_command.ipynb #recipe
-STEPS, ROWS = 800, 32  # optimizer steps, and rows of each
-REPLAY = 0.125  # of the rows: the text of the base
-RATE_FACTOR = 1.0  # of the base's rates
-ELSEWHERE_RATE = 2e-5  # AdamW's, for a model without a run of ours
+STEPS, ROWS = 800, 32  # optimizer steps, and rows in each
+REPLAY = 0.125  # share of the rows that come from the base's text
+RATE_FACTOR = 1.0  # multiplies the base's rates
+ELSEWHERE_RATE = 2e-5  # AdamW's, for a model that no run of ours has made
 
 
 def finetune_config(
-    place: str,  # the model to begin with, whatever `open_model` opens
+    place: str,  # the model to start from, anything `open_model` opens
 ) -> TrainConfig:
-    "The settings that a fine-tuning run of this model begins with."
+    "The settings that fine-tuning this model starts from."
     config = config_after(place, "chat", ROWS)
     o = config.optim
     rates = dict(learning_rate=o.learning_rate * RATE_FACTOR, muon_lr=o.muon_lr * RATE_FACTOR)
@@ -48,10 +56,9 @@ def finetune_config(
 
 # %% ../../nbs/more/22_finetune_command.ipynb #options
 @dataclass
-class Options:
+class Options(StageOptions):
     "What the command line of `python -m tinygpt.finetune` says."
 
-    train: TrainConfig
     data: str = "tasks"
     """tasks, or a .jsonl or .json file of conversations"""
     conversations: int = 20_000
@@ -67,16 +74,12 @@ class Options:
     replay: float | None = None
     """the part of the rows that is the text of --source, against forgetting (rounded, for each process);
     default: 0.125, or 0 for a model from elsewhere"""
-    resume: str | None = None
-    """go on with the run in this folder, from its newest good checkpoint"""
-    overwrite: bool = False
-    """delete an earlier run of the same name"""
 
 
 def parse_arguments(
     argv: list[str],  # without the program's name
 ) -> Options:
-    "The arguments of a fine-tuning run. UserError for what cannot be meant."
+    "The arguments of a fine-tuning run. UserError for anything that makes no sense."
     kept = ("data", "conversations", "packed", "document_mask", "train_on", "replay")
     least = dict(conversations=1, questions=0)
     options = stage_options(argv, Options, finetune_config, "tinygpt.finetune", kept, **least)
@@ -86,10 +89,8 @@ def parse_arguments(
     return options
 
 # %% ../../nbs/more/22_finetune_command.ipynb #data
-def open_conversations(
-    options: Options,
-) -> tuple[list[list[dict]], list[Example]]:
-    "(conversations to train on, held-out questions). A file has no program that judges: it has no questions."
+def open_conversations(options: Options) -> tuple[list[list[dict]], list[Example]]:
+    "(conversations to train on, held-out questions). No program can judge a file, so it has no questions."
     if options.data != "tasks":
         return read_conversations(options.data), []
     seed = options.train.run.seed
@@ -101,9 +102,9 @@ def chat_start(
     options: Options,  # its init_from names the base
     conversations: list[list[dict]],
 ) -> str:
-    """The model to begin with, with a chat's tokens: the base itself, or NAME-start, which is made of it.
+    """The model to start from, with the chat tokens: the base itself, or NAME-start, which is made from it.
 
-    The conversations are tried first. UserError where they do not fit, or another model is in the way.
+    The conversations are checked first. UserError if they do not fit, or if another model is in the way.
     """
     config = options.train
     model, tokenizer, _ = open_model(config.run.init_from)
@@ -113,21 +114,33 @@ def chat_start(
     config.check()
     if chat is tokenizer:
         return config.run.init_from
-    folder = config.folder.with_name(f"{config.folder.name}-start")
+    folder = start_folder(config)
     if folder.exists():
         there, _, _ = open_model(folder)
         wanted = grow_model(model, chat.n_vocab).state_dict()
         held = there.state_dict()
         if held.keys() != wanted.keys() or not all(torch.equal(held[name], wanted[name]) for name in wanted):
-            raise UserError(f"{folder} is there, and of another base: remove it, or give another --name")
+            raise UserError(
+                f"{folder} exists, and was made from another base: remove it, or give another --name"
+            )
         return str(folder)
     return str(make_chat_base(config.run.init_from, folder))
 
 # %% ../../nbs/more/22_finetune_command.ipynb #run
-def run_options(
-    options: Options,
-) -> TrainResult:
-    "Fine-tune as the options say."
+def drop_replay(options: Options, world: World) -> None:
+    "Go without old text, with a note, because the batch is too small for a row of it."
+    told = f"replay = {options.replay} gives no row of old text: batch_size = {options.train.data.batch_size}"
+    told = f"{told}, processes = {world.world_size}"
+    if options.resume is not None:  # a run without such rows has kept a 0
+        remedy = "continue with as many processes and rows as it began with"
+        raise UserError(f"resume: {told}; this run has some: {remedy}")
+    if world.is_main:
+        print(f"note: {told}", file=sys.stderr)
+    options.replay = 0.0  # a resumed run has none either, on however many processes
+
+
+def run_options(options: Options) -> TrainResult:
+    "Fine-tune with these options."
     config, resume = options.train, options.resume is not None
     world = init_world(config.system.device, timeout=1800)
     rows = config.data.batch_size
@@ -135,15 +148,8 @@ def run_options(
     conversations, examples = on_all(world, lambda: open_conversations(options))
     if not resume:
         config.run.init_from = on_first(world, lambda: chat_start(options, conversations))
-    if not old and options.replay:
-        told = f"replay = {options.replay} gives no row of old text: batch_size = {rows}"
-        told = f"{told}, processes = {world.world_size}"
-        if resume:  # what is kept is 0 where there were no such rows
-            remedy = "go on with as many processes as it began with, and as many rows"
-            raise UserError(f"resume: {told}; this run has some: {remedy}")
-        if world.is_main:
-            print(f"note: {told}", file=sys.stderr)
-        options.replay = 0.0  # a resumed run has none either, on however many processes
+    if options.replay and not old:
+        drop_replay(options, world)
     names = ("packed", "document_mask", "train_on", "replay")
     how = {name: getattr(options, name) for name in names}
     objective = answers_objective(conversations, examples, **how)
@@ -154,7 +160,10 @@ def run_options(
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.finetune RUN [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
-    run_options(parse_arguments(argv))
+    options = parse_arguments(argv)
+    if nothing_left(options):
+        return
+    run_options(options)
     close_world()
 
 

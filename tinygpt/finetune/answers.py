@@ -37,11 +37,11 @@ Encoded = tuple[list[int], list[bool]]  # the ids of a conversation, and whether
 
 def encode_conversations(
     tokenizer: Tokenizer,  # a chat tokenizer
-    conversations: list[list[dict]],  # messages of each
-    block_size: int,  # of the model
+    conversations: list[list[dict]],  # the messages of each
+    block_size: int,  # the model's
     train_on: Literal["answers", "all"] = "answers",  # whose tokens are targets
 ) -> list[Encoded]:
-    "Ids and mask of each conversation. UserError for one without an answer, or that a row cannot hold."
+    "Ids and mask of each conversation. UserError if one has no answer or does not fit into a row."
     if not conversations:
         raise UserError("data: there is no conversation to train on: give at least one")
     encoded = []
@@ -52,7 +52,7 @@ def encode_conversations(
         if len(ids) > block_size + 1:
             longest = f"a row of this model holds {block_size + 1}: shorten it, or leave it out"
             raise UserError(f"data: conversation {number} has {len(ids)} tokens, and {longest}")
-        # the token that begins a document is no target: nothing stands before it
+        # the token that begins a document is not a target: nothing comes before it
         everything = [i >= len(tokenizer.start) for i in range(len(ids))]
         encoded.append((ids, mask if train_on == "answers" else everything))
     return encoded
@@ -60,11 +60,11 @@ def encode_conversations(
 # %% ../../nbs/22_finetune.ipynb #fill
 def fill_rows(
     encoded: list[Encoded],
-    order: list[int],  # numbers of conversations
-    length: int,  # tokens that a row holds: block_size + 1
-    packed: bool,  # as many conversations to a row as fit; else one
+    order: list[int],  # indices of conversations
+    length: int,  # tokens per row: block_size + 1
+    packed: bool,  # as many conversations per row as fit; else one
 ) -> list[list[int]]:
-    "The numbers of the conversations of each row, in the given order. A row that is full is closed."
+    "The indices of the conversations in each row, in the given order. A full row is closed."
     rows, room = [], 0
     for i in order:
         n = len(encoded[i][0])
@@ -79,12 +79,12 @@ def fill_rows(
 # %% ../../nbs/22_finetune.ipynb #lay-out
 def lay_out(
     encoded: list[Encoded],
-    rows: list[list[int]],  # numbers of conversations, of each row
-    width: int,  # tokens of each row; what is left over is padding
+    rows: list[list[int]],  # indices of the conversations in each row
+    width: int,  # tokens per row; the remainder is padding
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(tokens, targets, the place in its row of the conversation that each token is from).
+    """(tokens, targets, which conversation of its row each token is from).
 
-    (rows, width) int64 each, and -100 where there is none.
+    Each is (rows, width) int64, with -100 where there is no target.
     """
     tokens, targets, document = np.full((3, len(rows), width), -100, dtype=np.int64)
     for r, row in enumerate(rows):
@@ -98,12 +98,12 @@ def lay_out(
 # %% ../../nbs/22_finetune.ipynb #ask
 def write_rows(
     model: GPT,
-    rows: list[Row],  # each with a generator of its own, if anything is drawn
-    batch_size: int,  # rows that are written together
+    rows: list[Row],  # each with its own generator, if anything is drawn
+    batch_size: int,  # rows written together
     *how,  # and
     **more,  # as for `decode_rows`
 ) -> None:
-    "Write all rows to their ends. Those of like length run together: a row that waits costs time."
+    "Write all rows to their ends. Rows of similar length run together: a row that waits costs time."
     rows = sorted(rows, key=lambda row: len(row.prompt))
     for first in range(0, len(rows), batch_size):
         for _ in decode_rows(model, rows[first : first + batch_size], *how, **more):
@@ -113,13 +113,13 @@ def write_rows(
 def ask(
     model: GPT,
     tokenizer: Tokenizer,  # a chat tokenizer
-    conversations: list[list[dict]],  # messages of each; the last one is the user's
+    conversations: list[list[dict]],  # the messages of each; the last one is the user's
     max_new_tokens: int = 40,
-    temperature: float = 0.0,  # 0: the likeliest token each time
-    seed: int = 0,  # answer i draws from a generator of seed + i
-    batch_size: int = 64,  # conversations that are answered together
+    temperature: float = 0.0,  # 0: always the likeliest token
+    seed: int = 0,  # answer i draws from a generator seeded with seed + i
+    batch_size: int = 64,  # conversations answered together
 ) -> list[str]:
-    "The model's answer to each conversation, to where it ends its turn."
+    "The model's answer to each conversation, up to where it ends its turn."
     prompts = [render(tokenizer, messages, add_generation_prompt=True)[0] for messages in conversations]
     rows = seeded_rows(prompts, seed)
     write_rows(model, rows, batch_size, max_new_tokens, temperature, ends=tokenizer.ends)
@@ -128,7 +128,7 @@ def ask(
 # %% ../../nbs/22_finetune.ipynb #exact
 @dataclass(frozen=True)
 class ExactMatch:
-    "How many answers were right, of how many."
+    "How many answers were right, and out of how many."
 
     right: int
     n: int
@@ -140,7 +140,7 @@ class ExactMatch:
 
     @property
     def interval(self) -> tuple[float, float]:
-        "Wilson's 95 % interval of the share: another draw of questions of this kind gives another share."
+        "Wilson's 95 % interval for the share: a different draw of such questions gives a different share."
         return wilson_interval(self.right, self.n)
 
     def __str__(self):
@@ -153,10 +153,10 @@ def exact_match(
     tokenizer: Tokenizer,  # a chat tokenizer
     examples: list[Example],
     rank: int = 0,
-    world_size: int = 1,  # processes that call this together; all get the same result
+    world_size: int = 1,  # processes calling this together; all get the same result
     **how,  # as for `ask`
 ) -> dict[str, ExactMatch]:
-    'Exact match of greedy answers: by task, in the order of the examples\' first ones, and of "all".'
+    'Exact match of greedy answers: by task, in order of first appearance, and for "all".'
     mine = examples[rank::world_size]
     answers = ask(model, tokenizer, [e.messages for e in mine], **how)
     tasks = list(dict.fromkeys(e.task for e in examples))
@@ -171,26 +171,26 @@ def exact_match(
 
 # %% ../../nbs/22_finetune.ipynb #loader
 class AnswerLoader:
-    """Endless (x, y), each (rows of this rank, T) int64 on `device`; y is -100 where no answer stands.
+    """Endless (x, y), each (rows of this rank, T) int64 on `device`; y is -100 outside the answers.
 
-    With `document_mask` y is (rows, T, 2): the targets, and the number of each token's conversation.
+    With `document_mask`, y is (rows, T, 2): the targets, and the number of each token's conversation.
 
-    In an epoch each conversation is given once, in an order that follows from (seed, epoch). The state is the
-    epoch and the row in it, the same for any number of ranks. T is block_size where rows are packed; else the
-    longest of the global batch, rounded up to a multiple of 32.
+    Each epoch gives every conversation once, in an order determined by (seed, epoch). The state is the
+    epoch and the row in it, the same for any number of ranks. T is block_size if rows are packed; else the
+    longest row of the global batch, rounded up to a multiple of 32.
     """
 
     def __init__(
         self,
         encoded: list[Encoded],  # from `encode_conversations`
-        batch_size: int,  # rows of the global batch, over all ranks
-        block_size: int,  # tokens of a row at most
-        packed: bool = True,  # as many conversations to a row as fit; else one
-        seed: int = 0,  # another seed, another order
+        batch_size: int,  # rows in the global batch, over all ranks
+        block_size: int,  # maximum tokens per row
+        packed: bool = True,  # as many conversations per row as fit; else one
+        seed: int = 0,  # a different seed gives a different order
         rank: int = 0,
         world_size: int = 1,
         device="cpu",
-        document_mask: bool = False,  # tell which conversation each token is from
+        document_mask: bool = False,  # say which conversation each token is from
     ):
         self.mine = check_ranks(batch_size, rank, world_size)
         if not encoded:
@@ -201,10 +201,10 @@ class AnswerLoader:
         held = (encoded, packed, block_size, seed, *(["document_mask"] if document_mask else []))
         self.fingerprint = hashlib.sha256(repr(held).encode()).hexdigest()[:16]
         self.epoch, self.row = 0, 0  # where the next batch begins
-        self.rows = self.rows_of(0)  # of the epoch
+        self.rows = self.rows_of(0)  # those of the epoch
 
     def rows_of(self, epoch: int) -> list[list[int]]:
-        "The rows of an epoch, each a list of numbers of conversations."
+        "The rows of an epoch, each a list of indices of conversations."
         n = len(self.encoded)
         order = permute(np.arange(n), n, (self.seed, epoch)).tolist()
         return fill_rows(self.encoded, order, self.block_size + 1, self.packed)
@@ -214,7 +214,7 @@ class AnswerLoader:
 
     def __next__(self):
         batch = []
-        while len(batch) < self.batch_size:  # the last rows of an epoch and the first of the next one
+        while len(batch) < self.batch_size:  # the last rows of an epoch, then the first of the next
             if self.row == len(self.rows):
                 self.epoch, self.row = self.epoch + 1, 0
                 self.rows = self.rows_of(self.epoch)
@@ -225,12 +225,12 @@ class AnswerLoader:
         tokens, targets, document = lay_out(self.encoded, batch[self.mine], width)
         x, _ = to_batch(tokens, self.device)
         _, y = to_batch(targets, self.device)
-        if self.document_mask:  # padding gets number 0: no token looks at what is later
+        if self.document_mask:  # padding gets number 0: no token looks at later ones
             y = torch.stack([y, to_batch(document, self.device)[0]], -1)
         return x, y
 
     def width(self, batch: list[list[int]]) -> int:
-        "Tokens of the longest row of the global batch; few different widths, so that compiling has an end."
+        "Tokens in the global batch's longest row, limited to a few widths so that compiling comes to an end."
         longest = max(sum(len(self.encoded[i][0]) for i in row) for row in batch)
         return min(-(-(longest - 1) // 32) * 32, self.block_size) + 1
 
@@ -238,7 +238,7 @@ class AnswerLoader:
         return {"epoch": self.epoch, "row": self.row, "data": self.fingerprint}
 
     def load_state_dict(self, state: dict):
-        "Go on after the batch at which `state` was taken. UserError if it is of other conversations."
+        "Continue after the batch at which `state` was taken. UserError if it belongs to other conversations."
         if state["data"] != self.fingerprint:
             told = "resume: the conversations, their packing, mask or seed are not those of the checkpoint"
             raise UserError(f"{told}: give the same again")
@@ -250,17 +250,17 @@ class AnswerLoader:
 
 # %% ../../nbs/22_finetune.ipynb #replay
 class ReplayLoader:
-    """Endless (x, y): the rows of `answers`, and below them rows of text, where every token is a target.
+    """Endless (x, y): the rows of `answers`, and below them rows of text, in which every token is a target.
 
-    With a mask, a row of text is read as the base read it: whole, or document by document. Where rows of
-    answers are shorter than block_size, the end of a row of text is left out. The state is that of both.
+    With a mask, a row of text is read as the base read it: whole, or document by document. If rows of
+    answers are shorter than block_size, the end of a row of text is cut off. The state is that of both.
     """
 
     def __init__(
         self,
         answers: AnswerLoader,
-        text,  # a loader of rows of block_size tokens (`next_token_loader`)
-        eot: int = -1,  # begins each document of a text whose documents the base saw apart; -1: it did not
+        text,  # a loader for rows of block_size tokens (`next_token_loader`)
+        eot: int = -1,  # begins each document, if the base saw documents separately; -1: it did not
     ):
         self.answers, self.text, self.eot = answers, text, eot
 
@@ -278,7 +278,7 @@ class ReplayLoader:
         return {"answers": self.answers.state_dict(), "text": self.text.state_dict()}
 
     def load_state_dict(self, state: dict):
-        "Go on after the batch at which `state` was taken."
+        "Continue after the batch at which `state` was taken."
         self.answers.load_state_dict(state["answers"])
         self.text.load_state_dict(state["text"])
 
@@ -289,11 +289,11 @@ class ReplayLoader:
 
 # %% ../../nbs/22_finetune.ipynb #replay-rows
 def replay_rows(
-    replay: float,  # the part of the rows that is to be old text: 0, or more, and below 1
-    batch_size: int,  # rows of the global batch
-    world_size: int,  # processes, each of which gets as many of them
+    replay: float,  # the share of rows that is to be old text: at least 0, below 1
+    batch_size: int,  # rows in the global batch
+    world_size: int,  # processes, each of which gets the same number
 ) -> int:
-    "How many rows of the batch are old text, rounded; 0 where none would be left for answers."
+    "How many rows of the batch are old text, rounded; 0 if none would be left for answers."
     if not 0 <= replay < 1:
         raise UserError(f"replay = {replay}: give a part of the rows, such as 0.25, or 0 for none")
     rows = world_size * round(replay * batch_size / world_size)
@@ -301,19 +301,19 @@ def replay_rows(
 
 # %% ../../nbs/22_finetune.ipynb #objective
 def right_shares(run: Run, examples: list[Example]) -> dict[str, float]:
-    "Of the run's model as it is now, on all processes: right_all, and right_TASK for each task."
+    "For the run's current model, on all processes: right_all, and right_TASK for each task."
     found = exact_match(run.model, run.data.tokenizer, examples, run.world.rank, run.world.world_size)
     return {f"right_{task}": result.share for task, result in found.items()}
 
 
 def document_loss(
-    module: torch.nn.Module,  # a GPT, or what trains one
+    module: torch.nn.Module,  # a GPT, or its wrapper in training
     x: torch.Tensor,  # (B, T) int64
     y: torch.Tensor,  # (B, T, 2) int64, from a loader with `document_mask`
 ) -> torch.Tensor:  # 0-d
-    """The sum of the losses, where no token attends to another conversation of its row.
+    """The sum of the losses, with no token attending to another conversation in its row.
 
-    Learned positions still count from the row's start, and n-gram tables look over the border.
+    Learned positions still count from the row's start, and n-gram tables look across the boundary.
     """
     targets, document = y.unbind(-1)
     return module(x, targets, reduction="sum", mask=same_document(document))[1]
@@ -327,14 +327,14 @@ def count_answers(
 
 # %% ../../nbs/22_finetune.ipynb #answers-objective
 def answers_objective(
-    conversations: list[list[dict]],  # messages of each, to train on
-    examples: list[Example] = (),  # held-out questions; each validation asks them
-    packed: bool = True,  # as many conversations to a row as fit; else one
+    conversations: list[list[dict]],  # the messages of each, to train on
+    examples: list[Example] = (),  # held-out questions, asked at each validation
+    packed: bool = True,  # as many conversations per row as fit; else one
     document_mask: bool = True,  # conversations that share a row do not see each other
     train_on: Literal["answers", "all"] = "answers",  # whose tokens are targets
-    replay: float = 0.0,  # the part of the rows that is the text of config.data instead
+    replay: float = 0.0,  # the share of rows that is text of config.data instead
 ) -> Objective:
-    "What `train` needs to train on answers. The run's model has to know the template's tokens."
+    "What `train` needs in order to train on answers. The run's model must know the template's tokens."
     masked = packed and document_mask
 
     def loader(run: Run) -> AnswerLoader | ReplayLoader:
@@ -360,14 +360,14 @@ def answers_objective(
 # %% ../../nbs/22_finetune.ipynb #finetune
 def finetune(
     config: TrainConfig,  # its init_from names a model with a chat tokenizer (`make_chat_base`)
-    conversations: list[list[dict]],  # messages of each, to train on
-    examples: list[Example] = (),  # held-out questions; each validation asks them
-    packed: bool = True,  # these four: see `answers_objective`
+    conversations: list[list[dict]],  # the messages of each, to train on
+    examples: list[Example] = (),  # held-out questions, asked at each validation
+    packed: bool = True,  # see `answers_objective` for these four
     document_mask: bool = True,
     train_on: Literal["answers", "all"] = "answers",
     replay: float = 0.0,
-    **how,  # resume, overwrite, progress: as for `train`
+    **how,  # resume, overwrite, progress: as in `train`
 ) -> TrainResult:
-    "Train on the answers of conversations. UserError, before anything is written, for what cannot work."
+    "Train on the answers in conversations. UserError, before anything is written, if it cannot work."
     objective = answers_objective(conversations, examples, packed, document_mask, train_on, replay)
     return train(config, objective=objective, **how)

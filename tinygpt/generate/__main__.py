@@ -84,16 +84,16 @@ def write(options: Options):
 
 
 def special_stops(tokenizer: Tokenizer, stop: list[str]) -> set[int]:
-    "The special tokens among the stop strings. They have no bytes, so no text shows them: their ids end it."
+    "The special tokens among the stop strings. They have no bytes, so only their ids can end a text."
     found = []
     for text in stop:
-        with suppress(UserError):  # a stop may hold characters that the tokenizer does not know
+        with suppress(UserError):  # a stop may hold characters the tokenizer does not know
             found.append(_special_ids(tokenizer, text))
     return {ids[0] for ids in found if len(ids) == 1 and not tokenizer.decode_bytes(ids)}
 
 
 def notes(options: Options, tokenizer: Tokenizer, block_size: int, longest: int):
-    "Yield what somebody should know who might expect something else."
+    "Yield what the user should know if they might expect something else."
     if longest > block_size:
         seen = longest - context_start(longest, block_size)
         yield f"the prompt has {longest} tokens, the context {block_size}: the model sees its last {seen}"
@@ -106,7 +106,7 @@ def notes(options: Options, tokenizer: Tokenizer, block_size: int, longest: int)
 
 
 def open_draft(options: Options, tokenizer: Tokenizer, device):
-    "The model that proposes. UserError if its tokens are others."
+    "The model that proposes. UserError if its tokens differ."
     draft, other, _ = open_model(options.draft, device)
     if other.fingerprint != tokenizer.fingerprint:
         raise UserError(
@@ -127,7 +127,7 @@ def main(argv: list[str]) -> None:
             raise UserError(f"{name} = {getattr(options, name)}: choose 1 or more")
     for i, (prompt, pieces) in enumerate(write(options)):
         pieces = iter(pieces)
-        first = next(pieces, "")  # nothing is printed before it is sure that something can be written
+        first = next(pieces, "")  # print nothing before it is certain that something can be written
         if i:
             print("-" * 40)
         print(prompt, end=first, flush=True)

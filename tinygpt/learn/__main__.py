@@ -75,7 +75,7 @@ class Check:
         return int("fails" in states)
 
     def _shared_out(self, root: Path, chapters: list[str]) -> dict[str, list[str]]:
-        "chapter -> those of the names that it has; all of the chapters where no name was given."
+        "chapter -> the given names it has; if no names were given, all chapters with no names."
         if not self.names:
             return {chapter: [] for chapter in chapters}
         has = {chapter: [d.name for d in exercises_of(root, chapter)] for chapter in chapters}
@@ -83,7 +83,7 @@ class Check:
         if unknown := [name for name in self.names if name not in known]:
             where = ", ".join(chapters)
             raise UserError(
-                f"{', '.join(unknown)} is no exercise of {where}: choose among {', '.join(known)}"
+                f"{', '.join(unknown)} is not an exercise of {where}: choose among {', '.join(known)}"
             )
         asked = {chapter: [n for n in self.names if n in names] for chapter, names in has.items()}
         return {chapter: names for chapter, names in asked.items() if names}
@@ -154,7 +154,7 @@ class Options:
 
 # %% ../../nbs/more/learn_command.ipynb #command
 def split_train(argv: list[str]) -> tuple[list[str], list[str]]:
-    "(what learn mode reads, what it passes on to the trainer)."
+    "(the part that learn mode reads, the part it passes on to the trainer)."
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
         at += 1 if "=" in argv[at] else 2  # --folder=PATH or --folder PATH
@@ -163,7 +163,7 @@ def split_train(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv, []
 
 
-# the commands without the name of their field, and --folder before and after them
+# commands without their field's name as a prefix, and --folder before or after them
 PLAIN_NAMES = (
     tyro.conf.OmitArgPrefixes,
     tyro.conf.OmitSubcommandPrefixes,

@@ -50,11 +50,11 @@ def read_count(
     text: str,  # 10, 300M, 10B, 1e9
     most: float = 1e17,
 ) -> int:
-    "A positive whole number. UserError if the text is none, or above `most`."
+    "A positive whole number. UserError if the text is not one, or is above `most`."
     suffixes = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
     scale = int(suffixes.get(text[-1:].lower(), 1))
     try:
-        number = scale * Decimal(text[:-1] if scale > 1 else text)  # as floats 4.1B is no whole number
+        number = scale * Decimal(text[:-1] if scale > 1 else text)  # as a float, 4.1B is not a whole number
     except Overflow:
         number = Decimal("1e999999")
     except ArithmeticError:
@@ -67,7 +67,7 @@ def read_count(
 
 
 def read_positive(flag: str, text: str, unit: str) -> float:
-    "A number from a millionth to 10⁹, more than all machines have. UserError if the text is none."
+    "A number from a millionth to 10⁹, more than any machine has. UserError if the text is not one."
     try:
         number = float(text)
     except ValueError:
@@ -78,7 +78,7 @@ def read_positive(flag: str, text: str, unit: str) -> float:
 
 
 def read_choice(flag: str, text: str, choices: tuple[str, ...]) -> str:
-    "One of the choices. UserError if the text is none of them."
+    "One of the choices. UserError if the text is not one of them."
     if text not in choices:
         raise UserError(f"{flag}: {text[:80]!r} is not known: choose {', '.join(choices)}")
     return text
@@ -88,7 +88,7 @@ def read_choice(flag: str, text: str, choices: tuple[str, ...]) -> str:
 class Request:
     "What the options ask for."
 
-    tokens: int | None  # None: 20 for each parameter
+    tokens: int | None  # None: 20 per parameter
     batch_size: int
     memory: float | None  # bytes; None: what is free here
     speed: float | None  # FLOP/s; None: measured here
@@ -101,7 +101,7 @@ class Request:
 def read_request(
     options: Options,
 ) -> Request:
-    "The options as numbers. UserError for what they cannot mean."
+    "The options as numbers. UserError for values that make no sense."
     tokens = None if options.tokens is None else read_count("--tokens", options.tokens)
     memory = None if options.memory is None else read_positive("--memory", options.memory, "GB") * 1e9
     speed = None if options.speed is None else read_positive("--speed", options.speed, "TFLOP/s") * 1e12
@@ -120,7 +120,7 @@ def read_request(
         device = next(name for name, is_here in here.items() if is_here)
     if not here[device] and not (memory and speed):
         remedy = "give --memory and --speed to plan for another machine, or use --device auto"
-        raise UserError(f"device = {device} is not there: {remedy}")
+        raise UserError(f"device = {device} is not available: {remedy}")
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
     dtype = getattr(torch, dtype)
@@ -145,7 +145,7 @@ def table(
     plans: list[Plan],
     memory: float,  # bytes that may be used
 ) -> str:
-    "The plans as text, a line each."
+    "The plans as text, one line each."
     head = f"{'model':8s}{'parameters':>12s}{'memory':>12s}  {'fits':5s}{'most rows':>10s}"
     lines = [f"{head}{'tokens/s':>11s}{'tokens':>10s}  time"]
     for p in plans:
@@ -160,7 +160,7 @@ def table(
 def usable_memory(
     request: Request,
 ) -> float:
-    "Bytes to plan for: those given, or 80 % of what is free. UserError if the system does not tell."
+    "Bytes to plan for: as given, or 80 % of what is free. UserError if the system does not report it."
     if request.memory:
         return request.memory
     free = available_memory(request.device)
@@ -173,7 +173,7 @@ def usable_speed(
     request: Request,
     memory: float,  # bytes
 ) -> float:
-    "FLOP/s of training: those given, or measured here. UserError if there is no room to measure in."
+    "FLOP/s of training: as given, or measured here. UserError if there is no room to measure in."
     if request.speed:
         return request.speed
     shape = request.shape
@@ -193,7 +193,7 @@ def assumptions(
     request: Request,
     speed: float,  # FLOP/s
 ) -> str:
-    "What the table takes for granted."
+    "What the table assumes."
     products = f"{str(request.dtype).removeprefix('torch.')} matrix products"
     memory = "80 % of the memory that is free now (allocators need room)"
     if request.memory:

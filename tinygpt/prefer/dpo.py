@@ -12,37 +12,37 @@ import torch.nn.functional as F
 # %% ../../nbs/23_prefer.ipynb #bt-loss
 def bradley_terry_loss(
     chosen: torch.Tensor,  # (P,) rewards of the answers that won
-    rejected: torch.Tensor,  # (P,) rewards of those that lost
+    rejected: torch.Tensor,  # (P,) rewards of the answers that lost
 ) -> torch.Tensor:  # (P,) in nats
-    "Minus the log-probability that each comparison ends as it did (Bradley and Terry, 1952)."
+    "Minus the log-probability of each comparison's actual outcome (Bradley and Terry, 1952)."
     return -F.logsigmoid(chosen - rejected)
 
 # %% ../../nbs/23_prefer.ipynb #dpo-loss
 def implicit_rewards(
-    logps: torch.Tensor,  # (B,) log-probability of each answer, by the policy
-    ref_logps: torch.Tensor,  # (B,) the same by the reference
+    logps: torch.Tensor,  # (B,) log-probability of each answer under the policy
+    ref_logps: torch.Tensor,  # (B,) the same under the reference
     beta: float,  # what a nat of KL costs
 ) -> torch.Tensor:  # (B,)
-    "The rewards for which this policy is the best, up to a constant for each prompt (Rafailov et al., 2023)."
+    "The rewards for which this policy is optimal, up to a constant per prompt (Rafailov et al., 2023)."
     return beta * (logps - ref_logps)
 
 
 def dpo_loss(
-    chosen: torch.Tensor,  # (P,) log-probability of each chosen answer, by the policy
+    chosen: torch.Tensor,  # (P,) log-probability of each chosen answer under the policy
     rejected: torch.Tensor,  # (P,) of the rejected answer to the same prompt
-    ref_chosen: torch.Tensor,  # (P,) both by the reference
+    ref_chosen: torch.Tensor,  # (P,) both under the reference
     ref_rejected: torch.Tensor,
     beta: float = 0.1,  # what a nat of KL costs
-) -> torch.Tensor:  # (P,) in nats; log 2 where policy and reference are the same
-    "DPO's loss: that of Bradley and Terry, on implicit rewards (https://arxiv.org/abs/2305.18290, eq. 7)."
+) -> torch.Tensor:  # (P,) in nats; log 2 if policy and reference are the same
+    "DPO's loss: the Bradley-Terry loss on implicit rewards (https://arxiv.org/abs/2305.18290, eq. 7)."
     rewards = implicit_rewards(chosen, ref_chosen, beta), implicit_rewards(rejected, ref_rejected, beta)
     return bradley_terry_loss(*rewards)
 
 # %% ../../nbs/23_prefer.ipynb #logps
 def answer_logps(
-    module: torch.nn.Module,  # a GPT, or what wraps it
+    module: torch.nn.Module,  # a GPT, or its wrapper
     x: torch.Tensor,  # (B, T) int64: prompts with their answers
-    targets: torch.Tensor,  # (B, T) int64: the next token where it is one of the answer's, else -100
+    targets: torch.Tensor,  # (B, T) int64: the next token if it belongs to the answer, else -100
 ) -> torch.Tensor:  # (B,)
     "The log-probability of each row's answer in nats: the sum over its tokens, not their mean."
     return -module(x, targets, reduction="none")[1].sum(1)
@@ -50,7 +50,7 @@ def answer_logps(
 
 def pair_rows(
     pairs: list[tuple[list[int], list[int], list[int]]],  # ids of prompt, chosen and rejected answer
-) -> tuple[torch.Tensor, torch.Tensor]:  # (2 P, T) int64 each: inputs and targets; T is the longest row's
+) -> tuple[torch.Tensor, torch.Tensor]:  # (2 P, T) int64 each: inputs and targets; T: the longest row's
     "Rows 2i and 2i + 1 are the chosen and the rejected answer of pair i. Padding is on the right."
     rows = [(prompt, answer) for prompt, *both in pairs for answer in both]
     width = max(len(prompt) + len(answer) for prompt, answer in rows) - 1

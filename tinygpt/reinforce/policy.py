@@ -16,10 +16,10 @@ from ..model import GPT
 
 # %% ../../nbs/24_reinforce.ipynb #answer
 class Answer(Row):
-    "A row that keeps its end token, with that token's log-probability: to stop was a choice, too."
+    "A row that keeps its end token and that token's log-probability: stopping was a choice, too."
 
     def take(self, token: int, ends: set[int], max_new_tokens: int) -> None:
-        "Add a token; one of `ends` is the last."
+        "Add a token; one of `ends` is the last one."
         self.new.append(token)
         if token in ends:
             self.finish = "end"
@@ -29,21 +29,21 @@ class Answer(Row):
 
 def draw_answers(
     model: GPT,
-    prompts: list[list[int]],  # ids of each
+    prompts: list[list[int]],  # the ids of each
     group: int,  # answers for each prompt
-    max_new_tokens: int,  # of each answer, its end counted
+    max_new_tokens: int,  # per answer, including its end
     ends: set[int],  # tokens that end an answer
-    seeds: list[int],  # one for each answer, so that none depends on its neighbours
+    seeds: list[int],  # one per answer, so that none depends on its neighbors
 ) -> list[Answer]:
     """The answers to each prompt, group by group, with the log-probability of each token.
 
-    Drawn at temperature 1, with no cuts: from the policy itself, whose gradient the loss takes.
+    They are drawn at temperature 1 without cuts, so from the policy itself, whose gradient the loss takes.
     """
     whose = [ids for ids in prompts for _ in range(group)]
     answers = [
         Answer(ids, torch.Generator().manual_seed(seed)) for ids, seed in zip(whose, seeds, strict=True)
     ]
-    # prompts of one length run together: else the long ones would be read a token at a time
+    # prompts of equal length run together: else the long ones would be read token by token
     for length in sorted({len(ids) for ids in prompts}):
         alike = [answer for answer in answers if len(answer.prompt) == length]
         for _ in decode_rows(model, alike, max_new_tokens, ends=ends, logprobs=0):
@@ -53,7 +53,7 @@ def draw_answers(
 # %% ../../nbs/24_reinforce.ipynb #advantages
 def advantages(
     rewards: torch.Tensor,  # (prompts, group)
-    baseline: Literal["none", "batch", "group"] = "group",  # the mean that is subtracted
+    baseline: Literal["none", "batch", "group"] = "group",  # the mean to subtract
     scale: bool = False,  # divide by each group's standard deviation (GRPO): a bias, see chapter 24
 ) -> torch.Tensor:
     "How much better each answer is than the baseline: (prompts, group)."
@@ -72,11 +72,11 @@ def advantages(
 def answer_table(
     answers: list[Answer],
     advantage: torch.Tensor,  # (answers,)
-    length: int,  # of a row: the longest prompt and answer together, less 1, or more
-    weights: list[float],  # of each answer's tokens in the loss
-    start: list[list[float]] | None = None,  # log-probabilities of its tokens in the model at the start
+    length: int,  # of a row: the longest prompt plus answer, minus 1, or more
+    weights: list[float],  # weight of each answer's tokens in the loss
+    start: list[list[float]] | None = None,  # log-probabilities of the tokens in the initial model
 ) -> tuple[torch.Tensor, torch.Tensor]:  # x (B, length) int64, y (B, length, 5) float32
-    "Rows for `policy_loss`: target, weight, advantage, log-probability when drawn, and at the start."
+    "Rows for `policy_loss`: target, weight, advantage, log-probability when drawn, and in the initial model."
     x = torch.zeros(len(answers), length, dtype=torch.int64)
     y = torch.zeros(len(answers), length, 5)
     y[..., 0] = -100
@@ -96,11 +96,11 @@ def answer_table(
 def policy_loss(
     module: torch.nn.Module,  # module(x)[0]: logits (B, T, V)
     x: torch.Tensor,  # (B, T) int64
-    y: torch.Tensor,  # (B, T, 5), of `answer_table`
+    y: torch.Tensor,  # (B, T, 5), from `answer_table`
     clip: float | None = None,  # how far the ratio of new to old probability counts; None: fresh samples
-    beta: float = 0.0,  # weight of the distance from the model at the start
+    beta: float = 0.0,  # weight of the distance from the initial model
 ) -> torch.Tensor:
-    "The summed loss of these answers: a policy gradient; for old answers PPO's (Schulman et al., 2017)."
+    "The summed loss of these answers: a policy gradient, or for old answers PPO's (Schulman et al., 2017)."
     target, weight, advantage, old, start = y.unbind(-1)
     logits = module(x)[0].to(y.dtype).flatten(0, 1)
     losses = F.cross_entropy(logits, target.long().flatten(), ignore_index=-100, reduction="none")

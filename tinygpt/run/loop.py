@@ -46,11 +46,11 @@ from ..support import UserError, atomic_path, finite, synchronize
 
 # %% ../../nbs/more/19_run_loop.ipynb #stop
 class StopSignal:
-    "Inside the `with`, the first signal to stop sets `.stop`; a second one interrupts as usual."
+    "Inside the `with`, the first signal sets `.stop`; a second one interrupts as usual."
 
     def __enter__(self):
         self.stop, self._old = False, {}
-        if threading.current_thread() is threading.main_thread():  # Python lets only that one set handlers
+        if threading.current_thread() is threading.main_thread():  # Python lets only this one set handlers
             for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):  # Windows has the first two
                 number = getattr(signal, name, None)
                 if number is not None and signal.getsignal(number) != signal.SIG_IGN:
@@ -84,9 +84,12 @@ def due(
 ) -> Due:
     "What is due after `step` steps."
     on_the_way = e.eval_every > 0 and step % e.eval_every == 0
-    save = stop or finished or (e.save_every > 0 and step % e.save_every == 0)
-    validate = (on_the_way or (save and e.eval_every > 0)) and (finished or not stop)
-    sample = on_the_way and e.sample_tokens > 0 and not (stop or finished)
+    ends = stop or finished
+    save = ends or (e.save_every > 0 and step % e.save_every == 0)
+    validate = on_the_way or (save and e.eval_every > 0)
+    if stop and not finished:  # whoever sent the signal may not wait
+        validate = False
+    sample = on_the_way and not ends and e.sample_tokens > 0
     read = save or validate or step % e.log_every == 0
     return Due(read, validate, sample, save)
 
@@ -95,7 +98,7 @@ BAD_STEPS = 10  # in a row end a run
 
 
 class _Screen:
-    "stderr for a progress bar; where nobody can read it any more, it goes nowhere."
+    "stderr for a progress bar; if nobody can read it any more, it leads nowhere."
 
     def write(self, text: str):
         self._try(sys.stderr.write, text)
@@ -116,14 +119,15 @@ class _Screen:
 
 
 def shows_bar(
-    progress: str,  # "auto": where a person looks at a terminal, not in a cluster's log file or a notebook
+    progress: str,  # "auto": on a terminal, but not in a cluster's log file or a notebook
 ) -> bool:
     "Whether a progress bar is shown."
-    return progress == "bar" or (progress == "auto" and sys.stdout.isatty() and sys.stderr.isatty())
+    on_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    return progress == "bar" or (progress == "auto" and on_terminal)
 
 
 class Log:
-    "Reads, shows and writes down the numbers of a run, and ends it where they are not finite for long."
+    "Reads, shows and records the numbers of a run, and ends it if they stay not finite."
 
     def __init__(
         self,
@@ -161,19 +165,19 @@ class Log:
         self.files.write(**values)
 
     def keep_place(self):
-        "Where the run's folder was moved or deleted: make it again, and go on there."
+        "If the run's folder was moved or deleted: make it again, and continue there."
         run = self.run
         if run.world.is_main and not (run.folder / "config.json").exists():
             write_config(run)
             self.files.follow()
-            self.say(f"{run.folder} is gone (moved or deleted while the run went on): it is made again")
+            self.say(f"{run.folder} is gone (moved or deleted during the run): it is created again")
 
     def pause(self):
         "A context whose time is not training time."
         return self.meter.pause()
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor, rate: float, tokens: int):
-        "Take what the stepper returned for the step that was just made. Nothing is read."
+        "Add what the stepper returned for the latest step. Nothing is read."
         self.pending.append((self.run.step, loss, norm, rate, tokens))
         self.meter.add(tokens)
         self.bar.update()
@@ -194,24 +198,23 @@ class Log:
         for step, loss, norm, rate in zip(steps, losses, norms, rates):
             self.losses.append(loss)
             self.write(step=step, loss=loss, grad_norm=norm, lr=rate, **reading)
-            # with a scaler an infinite norm is its signal to lower the scale, and nothing to worry about
+            # to a scaler an infinite norm is the signal to lower the scale, and nothing to worry about
             fine = math.isfinite(loss) and (scaled or math.isfinite(norm))
-            bad_steps += [] if fine else [step]
             self.bad_in_a_row = 0 if fine else self.bad_in_a_row + 1
+            if not fine:
+                bad_steps.append(str(step + 1))
             if self.bad_in_a_row == BAD_STEPS:
-                self.give_up(
-                    f"loss or gradient not finite in {BAD_STEPS} steps in a row (to step {step + 1})"
-                )
+                told = f"loss or gradient not finite in {BAD_STEPS} steps in a row"
+                self.give_up(f"{told} (to step {step + 1})")
         self.bar.set_postfix_str(f"loss {loss:.3f}, {describe(reading)}")
         speed = reading["tokens_per_second"]
         took = f"{1000 * sum(tokens) / len(tokens) / speed:.4g} ms a step" if speed else "no time passed"
-        line = (
-            f"step {step + 1}: loss {loss:.4f}, lr {rate:.3g}, norm {norm:.3g}, {took}, {describe(reading)}"
-        )
+        numbers = f"loss {loss:.4f}, lr {rate:.3g}, norm {norm:.3g}"
+        line = f"step {step + 1}: {numbers}, {took}, {describe(reading)}"
         self.files.say(line, shown=self.progress == "lines")  # with a bar, in log.txt only
         if bad_steps:
-            which = ", ".join(str(step + 1) for step in bad_steps)
-            self.say(f"step {which}: loss or gradient not finite, skipped ({self.bad_in_a_row} in a row now)")
+            which = f"step {', '.join(bad_steps)}: loss or gradient not finite, skipped"
+            self.say(f"{which} ({self.bad_in_a_row} in a row now)")
 
     def give_up(self, why: str):
         "End the run: a UserError, and a line in the log."
@@ -223,13 +226,13 @@ class Log:
         raise UserError(f"{why}: lower {rates}; {last_words(config, self.run.objective.command)}")
 
     def _median(self) -> dict:
-        "The reading with the median speed; empty where there was none."
+        "The reading with the median speed; empty if there was none."
         ranked = sorted(self.readings, key=lambda reading: reading["tokens_per_second"])
         return ranked[len(ranked) // 2] if ranked else {}
 
     @property
     def tokens_per_second(self) -> float:
-        "The median over the readings; 0 where there were none."
+        "The median over the readings; 0 if there were none."
         return self._median().get("tokens_per_second", 0.0)
 
     def speed(self) -> str:
@@ -261,24 +264,24 @@ class Tracer:
 
     def after_step(self):
         if self.profiler and self.run.step + 1 == self.last:
-            synchronize()  # what the step has put into the GPU's queue belongs to it
+            synchronize()  # what the step put into the GPU's queue is part of it
             self.profiler.stop()
             path = self.run.folder / "trace.json"
             try:
                 self.profiler.export_chrome_trace(str(path))
                 self.say(f"steps {self.first} to {self.last} are in {path}")
-            except (OSError, RuntimeError) as error:  # it is no part of the work
-                self.say(f"{path} cannot be written ({error}); the run goes on without it")
+            except (OSError, RuntimeError) as error:  # the run does not need it
+                self.say(f"{path} cannot be written ({error}); the run continues without it")
             self.profiler = None
 
 
 class Stepper:
-    "Makes one optimizer step of a run. Reads nothing back from the device, but one number with zero."
+    "Makes one optimizer step of a run. Reads nothing back from the device, except one number with zero."
 
     def __init__(
         self,
         run: Run,
-        say: Callable[[str], object] = print,  # is told what compiling does
+        say: Callable[[str], object] = print,  # called with lines about compiling
     ):
         self.run, self.tracer = run, Tracer(run, say)
         tokens = run.config.optim.max_steps * run.step_tokens
@@ -321,7 +324,7 @@ class Stepper:
 
 
 def _speak_up(rank, line):
-    "A line from a rank that has no log. One that does not compile is slower, and all others wait for it."
+    "A line from a rank that has no log. If it does not compile it is slower, and all others wait for it."
     print(f"rank {rank}: {line}", file=sys.stderr, flush=True)
 
 
@@ -342,25 +345,27 @@ class Judge:
     def validate(self, max_tokens: int | None = None) -> Score:
         "Score the validation text; the default is `eval_tokens` of it."
         run, log = self.run, self.log
-        run.parallel.optimizer.zero_grad(set_to_none=True)  # as the next step would: they only take memory
+        run.parallel.optimizer.zero_grad(
+            set_to_none=True
+        )  # as the next step would do: gradients only take memory here
         with log.pause():
             score = self.score(run.model, run.data.val, max_tokens=max_tokens or run.config.eval.eval_tokens)
         bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
         log.say(f"step {run.step}: validation loss {score.loss:.4f}, {bits}{run.how}")
         values = dict(val_loss=score.loss, val_bits_per_byte=score.bits_per_byte, val_tokens=score.tokens)
         log.write(step=run.step, **values)
-        looked = self.last_step == run.step  # a longer validation of the same weights asks no question again
+        judged = self.last_step == run.step  # a longer validation of the same weights does not ask again
         self.last, self.last_step = score, run.step
-        if run.objective.judge is not None and not looked:
-            self.look()
+        if run.objective.judge is not None and not judged:
+            self.ask_objective()
         return score
 
-    def look(self) -> None:
-        "What the run's objective measures besides."
+    def ask_objective(self) -> None:
+        "What the run's objective measures."
         run, log = self.run, self.log
         with log.pause():
             figures = run.objective.judge(run)
-        if not figures:  # nothing new since the last look
+        if not figures:  # nothing new since the last validation
             return
         self.figures = figures
         log.say(f"step {run.step}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
@@ -371,7 +376,7 @@ class Judge:
         return self.last.loss if self.last_step == self.run.step else None
 
     def sample(self) -> str:
-        "Let the model write, and keep it in samples.txt; empty where its losses are not finite."
+        "Let the model write, and keep the text in samples.txt; empty if its losses are not finite."
         run, e = self.run, self.run.config.eval
         if self.last and not math.isfinite(self.last.loss):
             return ""  # no probabilities to draw from
@@ -396,32 +401,35 @@ class Keeper:
         self.run, self.log = run, log
 
     def save(self, val_loss: float | None = None) -> None:
-        """Write a checkpoint, prune the old ones.
+        """Write a checkpoint, and remove old ones.
 
-        UserError where weights are not finite: no later step could repair them. What was saved before stays.
-        While steps go wrong no older one is removed for it: they may be the last good ones.
+        UserError if weights are not finite: no later step could repair them. What was saved before stays.
+        While steps go wrong, no older checkpoint is removed: it may be the last good one.
         """
         run, log = self.run, self.log
         with log.pause():
-            weights = run.parallel.weights()  # all ranks bring together what is spread, here and below
+            weights = run.parallel.weights()  # all ranks gather what is spread, here and below
             good = [bool(torch.isfinite(w).all()) for w in weights.values() if w.is_floating_point()]
             if any_rank(run.world, not all(good)):  # all save, or none
                 log.give_up(f"the weights were not finite after step {run.step}")
             optimizer = run.parallel.optimizer_state()
             state = run.state() | dict(val_loss=val_loss)
-            # all wait until it is whole; a full disk is told to all
+            # all wait until it is complete, and all hear of a full disk
             on_first(run.world, lambda: self._write(weights, optimizer, state))
 
     def _write(self, weights: dict, optimizer: dict, state: dict) -> None:
         run, log = self.run, self.log
         path = _checkpoint_of(run)
         if not verify_checkpoint(path):
-            return  # it is there, and whole
+            return  # it exists, and is complete
         log.keep_place()
         log.files.to_disk()  # the lines that the checkpoint covers come first
         try:
             save_checkpoint(path, run.model, run.data.tokenizer, optimizer, state, weights)
-        except (RuntimeError, SafetensorError) as error:  # torch's and safetensors' words for a refusal
+        except (
+            RuntimeError,
+            SafetensorError,
+        ) as error:  # what torch and safetensors raise when a write fails
             reason = str(error).splitlines()[0]
             way_on = last_words(run.config, run.objective.command)
             raise UserError(f"{path} could not be saved ({reason}): {way_on}") from error
@@ -434,11 +442,7 @@ def _checkpoint_of(run: Run) -> Path:
     return run.folder / "checkpoints" / f"step_{run.step:06d}"
 
 # %% ../../nbs/more/19_run_loop.ipynb #finish
-def introduce(
-    run: Run,
-    log: Log,
-    compile_line: str,
-) -> None:
+def introduce(run: Run, log: Log, compile_line: str) -> None:
     "What the log says before the first step."
     peak_line, o = run.peak[1], run.config.optim
     threads = f"{torch.get_num_threads()} CPU threads"
@@ -456,10 +460,8 @@ def introduce(
     log.meter.restart()
 
 
-def reading_costs(
-    run: Run,
-) -> str:
-    "What packing left out since the start, over all ranks, in words; empty where nothing was."
+def reading_costs(run: Run) -> str:
+    "What packing left out since the start, over all ranks, in words; empty if nothing was."
     dropped = torch.tensor(getattr(run.loader, "dropped_tokens", 0))
     if run.world.world_size > 1:
         dist.all_reduce(dropped)
@@ -469,30 +471,37 @@ def reading_costs(
     return f"{told} (packing bos; concat crops none)"
 
 
-def finish(
-    run: Run,
-    judge: Judge,
-    log: Log,
-) -> Score:
-    "Validate, draw, report; say how to go on. Returns the last validation."
+def finish(run: Run, judge: Judge, log: Log) -> Score:
+    "Validate, draw, report; say how to continue. Returns the last validation."
     log.bar.close()
     if log.progress == "bar":
         log.files.show = print
-    e, name = run.config.eval, run.config.run.name
-    if run.finished:
-        val = judge.validate(e.final_eval_tokens)
-    else:
-        val = judge.last if judge.last_step == run.step else judge.validate()
-        on_first(run.world, lambda: log.files.spare("val_loss.json", _tell_loss, run, val.loss))
+    val = _last_validation(run, judge, log)
     if run.world.is_main:
-        title = f"{name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte"
+        title = f"{run.config.run.name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte"
         log.files.spare("loss.png", _draw, run.folder, title)
     if costs := reading_costs(run):
         log.say(costs)
-    if not run.finished:
+    if run.finished:
+        _report(run, judge, log, val, costs)
+    else:
         way_on = last_words(run.config, run.objective.command)
         log.say(f"stopped after step {run.step} of {run.config.optim.max_steps}; {way_on}")
-        return val
+    return val
+
+
+def _last_validation(run: Run, judge: Judge, log: Log) -> Score:
+    "On more text at the end of a run; a run that was stopped keeps the loss beside its checkpoint."
+    if run.finished:
+        return judge.validate(run.config.eval.final_eval_tokens)
+    val = judge.last if judge.last_step == run.step else judge.validate()
+    on_first(run.world, lambda: log.files.spare("val_loss.json", _tell_loss, run, val.loss))
+    return val
+
+
+def _report(run: Run, judge: Judge, log: Log, val: Score, costs: str) -> None:
+    "Say what came out of a finished run, and write its report."
+    e, name = run.config.eval, run.config.run.name
     if e.sample_tokens:
         log.say(f"a sample:\n{judge.sample()}")
     bits = compare_with_compressors(run.data) if run.world.is_main and e.compressors else {}
@@ -506,9 +515,8 @@ def finish(
         page = (run.folder, f"The run {name}", figures, asdict(run.config), commands)
         log.files.spare("report.md", write_report, *page)
     files = ("report.md", "config.json", "metrics.jsonl", "loss.png", "samples.txt", "checkpoints")
-    log.say(f"in {run.folder}: {', '.join(name for name in files if (run.folder / name).exists())}")
+    log.say(f"in {run.folder}: {', '.join(file for file in files if (run.folder / file).exists())}")
     log.say(f"write more with: {commands['Write']}")
-    return val
 
 
 def _tell_loss(run: Run, loss: float) -> None:
@@ -521,10 +529,8 @@ def _draw(folder: Path, title: str) -> None:
     plot_losses(read_metrics(folder), folder / "loss.png", title)
 
 
-def ways_on(
-    run: Run,
-) -> dict[str, str]:
-    "What one can do with a finished run: what for -> command, quoted for a shell."
+def ways_on(run: Run) -> dict[str, str]:
+    "What you can do with a finished run: purpose -> command, quoted for a shell."
     folder, prompt = str(run.folder), run.config.eval.prompt
     begin = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]
     go_on = go_on_command(run.folder, run.objective.command)
