@@ -223,7 +223,7 @@ class Log:
         if config.optim.optimizer == "muon":
             rates += f" and muon_lr = {config.optim.muon_lr}"
         self.say(f"step {self.run.step}: {why}: given up")
-        raise UserError(f"{why}: lower {rates}; {last_words(config, self.run.objective.command)}")
+        raise UserError(f"{why}: lower {rates}; {last_words(config, self.run.objective.resumed_by)}")
 
     def _median(self) -> dict:
         "The reading with the median speed; empty if there was none."
@@ -431,7 +431,7 @@ class Keeper:
             SafetensorError,
         ) as error:  # what torch and safetensors raise when a write fails
             reason = str(error).splitlines()[0]
-            way_on = last_words(run.config, run.objective.command)
+            way_on = last_words(run.config, run.objective.resumed_by)
             raise UserError(f"{path} could not be saved ({reason}): {way_on}") from error
         if not log.bad_in_a_row:
             prune(run.folder, run.config.eval.keep)  # and the best one stays
@@ -485,7 +485,7 @@ def finish(run: Run, judge: Judge, log: Log) -> Score:
     if run.finished:
         _report(run, judge, log, val, costs)
     else:
-        way_on = last_words(run.config, run.objective.command)
+        way_on = last_words(run.config, run.objective.resumed_by)
         log.say(f"stopped after step {run.step} of {run.config.optim.max_steps}; {way_on}")
     return val
 
@@ -533,12 +533,19 @@ def ways_on(run: Run) -> dict[str, str]:
     "What you can do with a finished run: purpose -> command, quoted for a shell."
     folder, prompt = str(run.folder), run.config.eval.prompt
     begin = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]
-    go_on = go_on_command(run.folder, run.objective.command)
+    resume, steps = go_on_command(run.folder, run.objective.resumed_by), 2 * run.config.optim.max_steps
+    longer = f"{resume} --max-steps {steps}" if run.objective.resumed_by else _longer(steps)
     return {
-        "Train longer": f"{go_on} --max-steps {2 * run.config.optim.max_steps}",
+        "Train longer": longer,
         "Evaluate": shlex.join(["python", "-m", "tinygpt.evaluate", folder]),
         "Write": shlex.join(["python", "-m", "tinygpt.generate", folder, *begin]),
     }
+
+
+def _longer(steps: int) -> str:
+    "How a program makes its run longer."
+    call = "train(config, resume=True, objective=...)"
+    return f"# in the program that began the run\nconfig.optim.max_steps = {steps}\n{call}"
 
 
 def facts(
