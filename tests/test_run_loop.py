@@ -28,6 +28,7 @@ from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due, 
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import NEXT_TOKEN, Objective, next_token_loader, open_run
 from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import losses_of, main, train
 
 
@@ -764,11 +765,27 @@ def test_a_run_of_a_program_names_no_command_that_would_train_something_else(con
     assert f"Train longer:\n\n```python\n# in the program that began the run\n{call}\n```" in report
     assert "tinygpt.train" not in report + capsys.readouterr().out
     assert "```bash\npython -m tinygpt.evaluate" in report
-    config.run.name, config.eval.save_every = "fails", 5
+    config.run.name, config.eval.save_every, config.optim.max_steps = "fails", 5, 30
     with pytest.raises(UserError, match=re.escape(way_on)):
         train(
             config, progress="none", objective=Objective(lambda module, x, y: module(x)[0].sum() * torch.nan)
         )
+
+
+def test_the_closing_line_of_a_model_that_answers_is_the_command_to_talk_to_it(config):
+    chat = SimpleNamespace(tokenizer=SimpleNamespace(special={"<|assistant|>": 257}))
+    place = dict(folder=config.folder, config=config)
+    for command, settings, data, module in (
+        ("tinygpt.finetune", {"data": "tasks"}, chat, "tinygpt.chat"),
+        ("tinygpt.prefer", {"kind": "dpo"}, chat, "tinygpt.chat"),
+        ("tinygpt.reinforce", {"group": 4}, chat, "tinygpt.chat"),
+        ("tinygpt.prefer", {"kind": "reward"}, chat, "tinygpt.generate"),
+        ("tinygpt.prefer", {"kind": "dpo"}, SimpleNamespace(tokenizer=ByteTokenizer()), "tinygpt.generate"),
+        ("tinygpt.train", {}, chat, "tinygpt.generate"),  # it has read more text
+    ):
+        objective = Objective(command=command, settings=settings)
+        run = SimpleNamespace(objective=objective, data=data, **place)
+        assert f"-m {module} {config.folder}" in list(run_loop.ways_on(run).values())[-1]
 
 
 def test_commands_that_are_printed_are_quoted_for_a_shell(config, capsys):

@@ -151,6 +151,14 @@ def test_a_sum_of_losses_is_divided_by_what_counts_for_its_own_objective(place):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_optimizer_of_ones_own_is_refused_by_name_where_its_state_would_be_divided(config):
+    config.optim.optimizer = "lion"
+    alone = Zero(GPT(config.model), World(0, 0, 1, torch.device("cpu")))
+    told = "optimizer = lion with parallel = zero, .* adamw and muon only: use --parallel ddp"
+    with pytest.raises(UserError, match=told):
+        alone.make_optimizer(config)
+
+
 def test_muon_gets_its_settings_and_the_format_of_the_run(place, dtype):
     config = make_config(*place, "settings", "muon")
     config.optim.muon_weight_decay, config.optim.weight_decay = 0.3, 0.2

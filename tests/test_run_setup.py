@@ -569,9 +569,21 @@ def test_a_presets_prompt_that_the_text_lacks_gives_way_to_the_texts_first_words
 
 def test_a_prompt_that_can_be_encoded_stays_as_it_was_given(config):
     run = begin_run(config)
-    for prompt in ("", "sing", "My fellow Americans", "漢字"):
+    for prompt in ("", "sing", "Once upon a time", "My fellow citizens", "漢字"):
         config.eval.prompt = prompt
         assert choose_prompt(config, run.data) == prompt
+
+
+def test_samples_begin_as_a_presidents_speech_does_for_the_presidents_addresses_only(config, tmp_path):
+    config.eval.prompt = preset("laptop").eval.prompt
+    chosen = begin_run(config).config.eval.prompt
+    assert chosen.startswith("The ") and len(chosen.split()) == 3  # of the held-out text
+    config.data.source = "sotu"
+    assert begin_run(config).config.eval.prompt == "My fellow Americans"
+    folder = tmp_path / "prepared"
+    assert prepare_main(["prepare", "sotu", str(folder), "--tokenizer", "byte"]) == 0
+    config.data.source = str(folder)
+    assert begin_run(config).config.eval.prompt == "My fellow Americans"
 
 
 def test_the_last_words_do_not_name_a_damaged_checkpoint(config):

@@ -516,7 +516,11 @@ def _report(run: Run, judge: Judge, log: Log, val: Score, costs: str) -> None:
         log.files.spare("report.md", write_report, *page)
     files = ("report.md", "config.json", "metrics.jsonl", "loss.png", "samples.txt", "checkpoints")
     log.say(f"in {run.folder}: {', '.join(file for file in files if (run.folder / file).exists())}")
-    log.say(f"write more with: {commands['Write']}")
+    log.say(
+        f"talk to it with: {commands['Talk']}"
+        if "Talk" in commands
+        else f"write more with: {commands['Write']}"
+    )
 
 
 def _tell_loss(run: Run, loss: float) -> None:
@@ -535,11 +539,21 @@ def ways_on(run: Run) -> dict[str, str]:
     begin = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]
     resume, steps = go_on_command(run.folder, run.objective.resumed_by), 2 * run.config.optim.max_steps
     longer = f"{resume} --max-steps {steps}" if run.objective.resumed_by else _longer(steps)
+    use = {"Write": shlex.join(["python", "-m", "tinygpt.generate", folder, *begin])}
+    if _answers(run):
+        use = {"Talk": shlex.join(["python", "-m", "tinygpt.chat", folder])}
     return {
         "Train longer": longer,
         "Evaluate": shlex.join(["python", "-m", "tinygpt.evaluate", folder]),
-        "Write": shlex.join(["python", "-m", "tinygpt.generate", folder, *begin]),
+        **use,
     }
+
+
+def _answers(run: Run) -> bool:
+    "Whether the run's model takes turns: it has the token for them, and learned more than to write on."
+    learned = run.objective.command in ("tinygpt.finetune", "tinygpt.prefer", "tinygpt.reinforce")
+    rewards = run.objective.settings.get("kind") == "reward"  # a reward model judges answers, and writes none
+    return learned and not rewards and "<|assistant|>" in getattr(run.data.tokenizer, "special", ())
 
 
 def _longer(steps: int) -> str:
