@@ -28,6 +28,7 @@ from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due, 
 from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import NEXT_TOKEN, Objective, next_token_loader, open_run
 from tinygpt.support import UserError
+from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import losses_of, main, train
 
 
@@ -638,7 +639,8 @@ def test_a_run_whose_folder_is_gone_in_mid_run_loses_no_weight_and_no_line(confi
     config.run.name = how
     elsewhere = config.folder.with_name("elsewhere")
     act = dict(deleted=lambda: shutil.rmtree(config.folder), moved=lambda: config.folder.rename(elsewhere))
-    result = train(config, progress="lines", objective=Objective(at_step(12, act[how])))
+    objective = Objective(at_step(12, act[how]))
+    result = train(config, progress="lines", objective=objective)
     assert result.finished and result.losses == whole.losses
     out = capsys.readouterr()
     assert out.out.count("is gone (moved or deleted") == 1 and "Traceback" not in out.err
@@ -654,7 +656,7 @@ def test_a_run_whose_folder_is_gone_in_mid_run_loses_no_weight_and_no_line(confi
         config.folder / "samples.txt"
     ).read_text()
     config.optim = replace(config.optim, max_steps=22)
-    assert train(config, progress="none", resume=True).finished
+    assert train(config, progress="none", resume=True, objective=objective).finished
     assert len(losses(config.folder)) == 22
     if how == "moved":  # there the run stands as it was
         assert [folder.name for folder in checkpoints(elsewhere)] == ["step_000005", "step_000010"]
@@ -677,13 +679,14 @@ def test_where_the_folder_cannot_be_made_again_the_run_ends_in_a_sentence_before
         config.folder.rename(elsewhere)
         monkeypatch.setattr(run_loop, "write_config", read_only)
 
+    objective = Objective(at_step(7, move))
     with pytest.raises(UserError, match="test: Read-only file system: choose a place"):
-        train(config, progress="none", objective=Objective(at_step(7, move)))
+        train(config, progress="none", objective=objective)
     assert not config.folder.exists() and len(complaints(capsys)) == 1
     assert load_model(elsewhere)[2].name == "step_000005"
     elsewhere.rename(config.folder)
     monkeypatch.undo()
-    assert len(train(config, resume=True, progress="none").losses) == 15
+    assert len(train(config, resume=True, progress="none", objective=objective).losses) == 15
 
 
 REFUSALS = {
@@ -750,6 +753,42 @@ def test_two_ranks_hold_one_folder_and_add_up_what_they_cropped(config, tmp_path
     ):
         run_processes(losses_of, 2, config, timeout=240)
     assert sorted(config.folder.rglob("*")) == before
+
+
+def test_a_run_of_a_program_names_no_command_that_would_train_something_else(config, capsys):
+    "The closing line of a stopped run, the last line of a failed one, and the report."
+    config.optim.max_steps = 9
+    stopped = Objective(at_step(5, lambda: signal.raise_signal(signal.SIGINT)))
+    assert not train(config, progress="lines", objective=stopped).finished
+    way_on = "go on with: train(config, resume=True, objective=...) in the program that began the run"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(way_on)
+    assert train(config, progress="lines", resume=True, objective=stopped).finished
+    report = (config.folder / "report.md").read_text()
+    call = "config.optim.max_steps = 18\ntrain(config, resume=True, objective=...)"
+    assert f"Train longer:\n\n```python\n# in the program that began the run\n{call}\n```" in report
+    assert "tinygpt.train" not in report + capsys.readouterr().out
+    assert "```bash\npython -m tinygpt.evaluate" in report
+    config.run.name, config.eval.save_every, config.optim.max_steps = "fails", 5, 30
+    with pytest.raises(UserError, match=re.escape(way_on)):
+        train(
+            config, progress="none", objective=Objective(lambda module, x, y: module(x)[0].sum() * torch.nan)
+        )
+
+
+def test_the_closing_line_of_a_model_that_answers_is_the_command_to_talk_to_it(config):
+    chat = SimpleNamespace(tokenizer=SimpleNamespace(special={"<|assistant|>": 257}))
+    place = dict(folder=config.folder, config=config)
+    for command, settings, data, module in (
+        ("tinygpt.finetune", {"data": "tasks"}, chat, "tinygpt.chat"),
+        ("tinygpt.prefer", {"kind": "dpo"}, chat, "tinygpt.chat"),
+        ("tinygpt.reinforce", {"group": 4}, chat, "tinygpt.chat"),
+        ("tinygpt.prefer", {"kind": "reward"}, chat, "tinygpt.generate"),
+        ("tinygpt.prefer", {"kind": "dpo"}, SimpleNamespace(tokenizer=ByteTokenizer()), "tinygpt.generate"),
+        ("tinygpt.train", {}, chat, "tinygpt.generate"),  # it has read more text
+    ):
+        objective = Objective(command=command, settings=settings)
+        run = SimpleNamespace(objective=objective, data=data, **place)
+        assert f"-m {module} {config.folder}" in list(run_loop.ways_on(run).values())[-1]
 
 
 def test_commands_that_are_printed_are_quoted_for_a_shell(config, capsys):

@@ -150,6 +150,14 @@ def test_a_sum_of_losses_is_divided_by_what_counts_for_its_own_objective(place):
     assert way.share_of_targets(y, lambda y: (y == 3).sum()).item() == 1
 
 
+def test_an_optimizer_of_ones_own_is_refused_by_name_where_its_state_would_be_divided(config):
+    config.optim.optimizer = "lion"
+    alone = Zero(GPT(config.model), World(0, 0, 1, torch.device("cpu")))
+    told = "optimizer = lion with parallel = zero, .* adamw and muon only: use --parallel ddp"
+    with pytest.raises(UserError, match=told):
+        alone.make_optimizer(config)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_muon_gets_its_settings_and_the_format_of_the_run(place, dtype):
     config = make_config(*place, "settings", "muon")

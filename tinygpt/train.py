@@ -55,7 +55,7 @@ def train(
     world = init_world(config.check().system.device, timeout=1800)
     with (
         # a rank that is gone ends the run; patience is long at first, since a rank that reads data is silent
-        Watchdog(world, lambda: last_words(config, objective.command), patience=300) as watchdog,
+        Watchdog(world, lambda: last_words(config, objective.resumed_by), patience=300) as watchdog,
         closing(open_run(config, resume, overwrite, shows_bar(progress), world, objective)) as run,
         Log(run, progress) as log,
         StopSignal() as signal,  # Ctrl-C raises a flag, and the loop looks at it

@@ -17,6 +17,7 @@ from ..measure.__main__ import read_count
 from ..model import GPTConfig
 from .config import OptimConfig, RunConfig, TrainConfig, load_config
 from .presets import PRESETS, preset
+from .setup import kept_settings
 from ..support import UserError, _speaks, parse_options
 
 # %% ../../nbs/more/19_run_command.ipynb #arguments
@@ -215,6 +216,7 @@ def match_begun(
     """
     if not checkpoints(config.folder):
         return  # it begins
+    kept_settings(config.folder, "tinygpt.train")
     before = load_config(config.folder / "config.json")
     names = {field.name for field in fields(GPTConfig)} - {"vocab_size"}  # that one comes from the data
     if config.run.init_from:  # the command says nothing of the form, but for what it asks for

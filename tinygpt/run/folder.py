@@ -143,14 +143,27 @@ def check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
         if not run_problem(folder):
             ways.insert(0, "start again with --overwrite")
         if config.is_file() and checkpoints(folder):
-            ways.insert(0, f"continue it with --resume {shlex.quote(str(folder))}")
+            own = not _kept_objective(folder).get("command")
+            way = (
+                "resume=True in the program that started it" if own else f"--resume {shlex.quote(str(folder))}"
+            )
+            ways.insert(0, f"continue it with {way}")
         raise UserError(f"{folder} exists: {', or '.join(ways)}")
 
 
 def _kept_objective(folder: Path) -> dict:
-    "What a run's folder keeps of its objective: the command that made it, and its settings."
+    """What a run's folder keeps of its objective: the command that resumes the run, and its settings.
+
+    The command is empty if only the program that began the run can resume it.
+    """
     path = folder / "objective.json"
-    return read_json(path, dict, "bring the file back") if path.exists() else {"command": "tinygpt.train"}
+    if not path.exists():
+        return {"command": "tinygpt.train"}
+    kept = read_json(path, dict, "bring the file back")
+    # older runs name a command in any case, even one that cannot make their objective again
+    if kept.get("command") == "tinygpt.train" or kept.get("settings") == {}:
+        kept["command"] = ""
+    return kept
 
 
 def _begin_again(folder: Path) -> str:
@@ -159,6 +172,8 @@ def _begin_again(folder: Path) -> str:
         return f", and it {problem}: start a run with another --name"
     own = "tinygpt.train"
     command = _kept_objective(folder).get("command")
+    if not command:
+        return ": start it again with overwrite=True in the program that started it"
     if command != own:  # its flags are not all in config.json
         return f": start it again as it was started, with python -m {command}, with --overwrite"
     # config.json says where the folder was when the run began

@@ -223,7 +223,7 @@ class Log:
         if config.optim.optimizer == "muon":
             rates += f" and muon_lr = {config.optim.muon_lr}"
         self.say(f"step {self.run.step}: {why}: given up")
-        raise UserError(f"{why}: lower {rates}; {last_words(config, self.run.objective.command)}")
+        raise UserError(f"{why}: lower {rates}; {last_words(config, self.run.objective.resumed_by)}")
 
     def _median(self) -> dict:
         "The reading with the median speed; empty if there was none."
@@ -431,7 +431,7 @@ class Keeper:
             SafetensorError,
         ) as error:  # what torch and safetensors raise when a write fails
             reason = str(error).splitlines()[0]
-            way_on = last_words(run.config, run.objective.command)
+            way_on = last_words(run.config, run.objective.resumed_by)
             raise UserError(f"{path} could not be saved ({reason}): {way_on}") from error
         if not log.bad_in_a_row:
             prune(run.folder, run.config.eval.keep)  # and the best one stays
@@ -485,7 +485,7 @@ def finish(run: Run, judge: Judge, log: Log) -> Score:
     if run.finished:
         _report(run, judge, log, val, costs)
     else:
-        way_on = last_words(run.config, run.objective.command)
+        way_on = last_words(run.config, run.objective.resumed_by)
         log.say(f"stopped after step {run.step} of {run.config.optim.max_steps}; {way_on}")
     return val
 
@@ -516,7 +516,11 @@ def _report(run: Run, judge: Judge, log: Log, val: Score, costs: str) -> None:
         log.files.spare("report.md", write_report, *page)
     files = ("report.md", "config.json", "metrics.jsonl", "loss.png", "samples.txt", "checkpoints")
     log.say(f"in {run.folder}: {', '.join(file for file in files if (run.folder / file).exists())}")
-    log.say(f"write more with: {commands['Write']}")
+    log.say(
+        f"talk to it with: {commands['Talk']}"
+        if "Talk" in commands
+        else f"write more with: {commands['Write']}"
+    )
 
 
 def _tell_loss(run: Run, loss: float) -> None:
@@ -533,12 +537,29 @@ def ways_on(run: Run) -> dict[str, str]:
     "What you can do with a finished run: purpose -> command, quoted for a shell."
     folder, prompt = str(run.folder), run.config.eval.prompt
     begin = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]
-    go_on = go_on_command(run.folder, run.objective.command)
+    resume, steps = go_on_command(run.folder, run.objective.resumed_by), 2 * run.config.optim.max_steps
+    longer = f"{resume} --max-steps {steps}" if run.objective.resumed_by else _longer(steps)
+    use = {"Write": shlex.join(["python", "-m", "tinygpt.generate", folder, *begin])}
+    if _answers(run):
+        use = {"Talk": shlex.join(["python", "-m", "tinygpt.chat", folder])}
     return {
-        "Train longer": f"{go_on} --max-steps {2 * run.config.optim.max_steps}",
+        "Train longer": longer,
         "Evaluate": shlex.join(["python", "-m", "tinygpt.evaluate", folder]),
-        "Write": shlex.join(["python", "-m", "tinygpt.generate", folder, *begin]),
+        **use,
     }
+
+
+def _answers(run: Run) -> bool:
+    "Whether the run's model takes turns: it has the token for them, and learned more than to write on."
+    learned = run.objective.command in ("tinygpt.finetune", "tinygpt.prefer", "tinygpt.reinforce")
+    rewards = run.objective.settings.get("kind") == "reward"  # a reward model judges answers, and writes none
+    return learned and not rewards and "<|assistant|>" in getattr(run.data.tokenizer, "special", ())
+
+
+def _longer(steps: int) -> str:
+    "How a program makes its run longer."
+    call = "train(config, resume=True, objective=...)"
+    return f"# in the program that began the run\nconfig.optim.max_steps = {steps}\n{call}"
 
 
 def facts(

