@@ -299,6 +299,7 @@ class Objective:
         default_factory=dict
     )  # what that command made it from; the run's folder keeps them
     needs_logits: bool = True  # False: loss_fn reads the module's loss only, so `loss_chunk` may be set
+    introduce: Callable[["Run"], str] | None = None  # makes a line for the log, before the first step
 
 
 NEXT_TOKEN = Objective()
