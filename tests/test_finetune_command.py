@@ -130,6 +130,8 @@ def loss_one_by_one(run, conversations):
 
 
 def test_a_file_has_a_held_out_part_that_is_judged_and_never_trained_on(base, chats, monkeypatch):
+    rows = [{"prompt": f"Say {i}", "completion": "ab"[i % 2] * (1 + i % 5)} for i in range(30)]
+    chats.write_text("\n".join(map(json.dumps, rows)))
     seen = []
     keep = module.answers_objective
     monkeypatch.setattr(
@@ -143,7 +145,7 @@ def test_a_file_has_a_held_out_part_that_is_judged_and_never_trained_on(base, ch
     assert [line["step"] for line in figures] == [2, 3, 4, 6]  # and at each save
     assert figures[-1]["val_answer_loss"] == pytest.approx(loss_one_by_one(run, held), rel=1e-5)
     assert figures[-1]["answer_loss"] == pytest.approx(loss_one_by_one(run, seen[0]), rel=1e-5)
-    assert len(seen[0]) == 24 and len(held) in range(1, 7)  # some conversations are there twice
+    assert len(seen[0]) == 24 and len(held) == 6
     log = (run / "log.txt").read_text()
     assert f"conversations of {chats}: 24 to train on, in " in log
     assert "; 6 held out; 6 steps of 7 rows are " in log and "; 1 more in each step: text of " in log

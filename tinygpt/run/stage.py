@@ -53,7 +53,8 @@ def config_after(
     masked = False
     if place is not None:
         model, _, checkpoint = open_model(place)
-        config.model, masked = replace(model.config), was_masked(checkpoint)
+        config.model = replace(model.config)
+        masked = was_masked(checkpoint)
     config.run = RunConfig(
         name=f"{(folder or Path(place or 'RUN')).name}-{suffix}",
         out=str(folder.parent) if folder else "runs",
