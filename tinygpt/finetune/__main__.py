@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['STEPS', 'ROWS', 'REPLAY', 'WARMUP', 'EVAL_EVERY', 'EPOCHS', 'FEWEST_STEPS', 'RATE_FACTOR', 'ELSEWHERE_RATE', 'HELD',
            'MOST_HELD', 'FEWEST', 'finetune_config', 'Options', 'parse_arguments', 'open_conversations', 'chat_start',
-           'hold_out', 'answer_loss', 'epoch_of', 'answer_figures', 'drop_replay', 'run_options', 'main']
+           'hold_out', 'answer_loss', 'epoch_of', 'answer_figures', 'fit_steps', 'conversations_line', 'drop_replay',
+           'run_options', 'main']
 
 # %% ../../nbs/more/22_finetune_command.ipynb #imports
 import math
@@ -254,11 +255,9 @@ def conversations_line(run: Run, source: str, held: int) -> str:
     "What the log says about the conversations before the first step."
     loader = getattr(run.loader, "answers", run.loader)
     rows, batch, steps = len(loader.rows), loader.batch_size, run.config.optim.max_steps
-    line = (
-        f"conversations of {source}: {len(loader.encoded):,} to train on, in {rows:,} rows"
-    if source != "tasks":
+    line = f"conversations of {source}: {len(loader.encoded):,} to train on, in {rows:,} rows"
+    if source != "tasks":  # they hold out questions
         line += f"; {held:,} held out"
-    )
     line += f"; {steps:,} steps of {batch} rows are {steps * batch / rows:.3g} epochs"
     if old := run.config.data.batch_size - batch:
         line += f"; {old} more in each step: text of {run.config.data.source}"
