@@ -15,14 +15,19 @@ from tinygpt.ddp.world import run_processes
 from tinygpt.finetune.__main__ import (
     ELSEWHERE_RATE,
     RATE_FACTOR,
+    STEPS,
+    Options,
+    chat_start,
     finetune_config,
+    fit_steps,
+    hold_out,
     main,
     parse_arguments,
     run_options,
 )
-from tinygpt.finetune.template import is_chat, make_chat_base
+from tinygpt.finetune.template import is_chat, make_chat_base, read_conversations, render
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.run.config import load_config
+from tinygpt.run.config import TrainConfig, load_config
 from tinygpt.run.report import read_metrics
 from tinygpt.run.stage import base_folder
 from tinygpt.support import UserError
@@ -79,7 +84,7 @@ def test_a_base_becomes_a_chat_model_and_a_stopped_run_goes_on_exactly(base, cha
     for flag, *value in (
         ("--replay", "0.5"),
         ("--train-on", "all"),
-        ("--data", "tasks"),
+        ("--held-out", "3"),
         ("--no-document-mask",),
     ):
         assert main(["--resume", str(run), flag, *value]) == 2
@@ -87,6 +92,115 @@ def test_a_base_becomes_a_chat_model_and_a_stopped_run_goes_on_exactly(base, cha
     assert main(["--resume", str(run)]) == 0
     assert torch.equal(weights(run), whole)
     assert "python -m tinygpt.finetune --resume" in (run / "report.md").read_text()
+
+
+def test_a_run_goes_on_from_another_folder_and_with_its_file_elsewhere(base, chats, monkeypatch, capsys):
+    monkeypatch.chdir(chats.parent)
+    assert call(base, "--data", chats.name, "--keep", 9) == 0, capsys.readouterr().err
+    run = base.with_name("base-chat")
+    whole = weights(run)
+    drop_later(run, 2)
+    elsewhere = chats.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert main(["--resume", str(run)]) == 0, capsys.readouterr().err
+    assert torch.equal(weights(run), whole)
+    drop_later(run, 2)
+    moved = chats.rename(elsewhere / "moved.jsonl")
+    assert main(["--resume", str(run)]) == 2 and "cannot read" in capsys.readouterr().err
+    assert main(["--resume", str(run), "--data", moved.name]) == 0, capsys.readouterr().err
+    assert torch.equal(weights(run), whole)
+    assert json.loads((run / "objective.json").read_text())["settings"]["data"] == str(moved)
+    drop_later(run, 2)
+    moved.write_text(moved.read_text().replace("bbb", "bab"))
+    assert main(["--resume", str(run)]) == 2 and "give the same again" in capsys.readouterr().err
+    assert main(["--resume", str(run), "--data", "tasks"]) == 2
+
+
+def loss_one_by_one(run, conversations):
+    "The mean loss of the answers' tokens, each conversation alone, in float32 from the logits."
+    model, tokenizer, _ = open_model(run)
+    losses = []
+    for messages in conversations:
+        ids, counts = render(tokenizer, messages)
+        with torch.no_grad():
+            logps = model(torch.tensor([ids]))[0][0].double().log_softmax(-1)
+        losses += [-logps[i - 1, ids[i]].item() for i in range(len(ids)) if counts[i]]
+    return sum(losses) / len(losses)
+
+
+def test_a_file_has_a_held_out_part_that_is_judged_and_never_trained_on(base, chats, monkeypatch):
+    rows = [{"prompt": f"Say {i}", "completion": "ab"[i % 2] * (1 + i % 5)} for i in range(30)]
+    chats.write_text("\n".join(map(json.dumps, rows)))
+    seen = []
+    keep = module.answers_objective
+    monkeypatch.setattr(
+        module, "answers_objective", lambda told, *rest, **how: seen.append(told) or keep(told, *rest, **how)
+    )
+    words = (base, "--data", chats, "--held-out", 6, "--eval-every", 3, "--batch-size", 8)
+    assert call(*words) == 0
+    run, every = base.with_name("base-chat"), read_conversations(chats)
+    held = [messages for messages in every if messages not in seen[0]]
+    figures = [line for line in read_metrics(run) if "val_answer_loss" in line]
+    assert [line["step"] for line in figures] == [2, 3, 4, 6]  # and at each save
+    assert figures[-1]["val_answer_loss"] == pytest.approx(loss_one_by_one(run, held), rel=1e-5)
+    assert figures[-1]["answer_loss"] == pytest.approx(loss_one_by_one(run, seen[0]), rel=1e-5)
+    assert len(seen[0]) == 24 and len(held) == 6
+    log = (run / "log.txt").read_text()
+    assert f"conversations of {chats}: 24 to train on, in " in log
+    assert "; 6 held out; 6 steps of 7 rows are " in log and "; 1 more in each step: text of " in log
+    assert (
+        "val_answer_loss" in log and "epoch " in log and "val_answer_loss" in (run / "report.md").read_text()
+    )
+
+
+@pytest.mark.parametrize("n, held", [(1, 0), (49, 0), (50, 5), (300, 30), (5000, 128)])
+def test_a_tenth_of_a_file_is_held_out_but_nothing_of_a_small_one(n, held):
+    options = Options(TrainConfig(), data="chats.jsonl")
+    learned, left = hold_out(options, list(range(n)))
+    assert len(left) == held == options.held_out and sorted(learned + left) == list(range(n))
+    assert hold_out(options, list(range(n))) == (learned, left)
+
+
+def test_a_file_decides_how_long_the_run_is(base, chats, tmp_path, capsys):
+    "Three epochs, or 60 steps if that is more; another number, or steps, if they are given."
+    words = ["--device", "cpu", "--no-packed", "--replay", "0"]
+
+    def steps(*more, n=1000, rows=32):
+        path = tmp_path / f"{n}.jsonl"
+        path.write_text("\n".join(json.dumps({"prompt": f"Say {i}", "completion": "a"}) for i in range(n)))
+        options = parse_arguments([str(base), "--data", str(path), *words, *map(str, more)])
+        assert options.train.data.batch_size == rows
+        if options.epochs is not None:
+            options.train.run.init_from = chat_start(options, read_conversations(path))
+            fit_steps(options, read_conversations(path), rows)
+        o = options.train.optim
+        return o.max_steps, o.warmup_steps, options.train.eval.eval_every
+
+    assert steps() == (94, 2, 24)  # 3 * 1000 / 32
+    assert steps(n=20) == (60, 1, 15)
+    assert steps("--epochs", 1) == (32, 0, 8) and steps("--epochs", 0.5, n=65) == (2, 0, 1)
+    assert steps("--max-steps", 800) == (800, 20, 200) and steps("--batch-size", 16, rows=16)[0] == 188
+    for flags, told in (
+        ("--epochs 2 --max-steps 9", "both say how long"),
+        ("--epochs 0", "epochs = 0.0: give"),
+    ):
+        with pytest.raises(UserError, match=told):
+            steps(*flags.split())
+    assert parse_arguments([str(base)]).train.optim.max_steps == STEPS  # the tasks
+
+
+def test_a_run_by_epochs_goes_on_exactly_and_can_be_made_longer(base, chats, capsys):
+    words = [word for word in ASKED.split() if word not in ("--max-steps", "6")]
+    command = [str(base), *words, "--data", str(chats), "--epochs", "4", "--keep", "9"]
+    assert main(command) == 0, capsys.readouterr().err
+    run = base.with_name("base-chat")
+    whole, steps = weights(run), load_config(run / "config.json").optim.max_steps
+    drop_later(run, 2)
+    assert main(["--resume", str(run)]) == 0
+    assert torch.equal(weights(run), whole) and load_config(run / "config.json").optim.max_steps == steps
+    assert main(["--resume", str(run), "--epochs", "8"]) == 0, capsys.readouterr().err
+    assert load_config(run / "config.json").optim.max_steps in range(2 * steps - 1, 2 * steps + 1)
 
 
 def test_the_same_command_begins_a_chat_run_goes_on_with_it_and_ends_at_once(base, chats, capsys):
@@ -176,6 +290,11 @@ NO_ANSWER = {"messages": [{"role": "user", "content": "Hi"}]}
         ([], "", "holds no conversation"),
         (None, "", "cannot read"),
         ([{"prompt": "a", "completion": "b"}], "--questions -1", "questions = -1: choose 0 or more"),
+        (
+            [{"prompt": "a", "completion": "b"}],
+            "--held-out 1",
+            "held_out = 1: ",
+        ),
         ([{"prompt": "a", "completion": "b"}], "--learning_rte 1", "--learning_rte is not a setting"),
         ([{"prompt": "a", "completion": "b"}], "--batch-size 0", "batch_size"),
         ([{"prompt": "a", "completion": "b"}], "--replay 1", "replay = 1.0: give a part of the rows"),

@@ -1,7 +1,9 @@
 """A run that begins with another's weights: what it inherits, its own flags, and the way back to both."""
 
+import re
 import shutil
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 
 import pytest
 
@@ -165,3 +167,18 @@ def test_a_file_changes_the_settings_of_the_run_before_and_flags_change_the_file
         options_of(base, "--config", base / "config.json")
     with pytest.raises(UserError, match="config = : give a .toml file"):
         options_of(base, "--config", "")
+
+
+@pytest.mark.parametrize(
+    "stage, suffix", [("finetune", "chat"), ("prefer", "prefer"), ("reinforce", "reinforce")]
+)
+def test_help_without_a_run_shows_the_defaults_of_the_stage(stage, suffix, capsys):
+    module = import_module(f"tinygpt.{stage}.__main__")
+    with pytest.raises(SystemExit):
+        module.parse_arguments(["--help"])
+    shown = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
+    assert f"(default: RUN-{suffix})" in shown and "(default: laptop)" not in shown
+    assert f"Optimizer steps of the run. (default: {module.STEPS})" in shown
+    if stage == "finetune":
+        for field in ("messages", "instruction", "input", "output", "prompt", "completion"):
+            assert field in shown.split("--data")[1].split("--epochs")[0]

@@ -35,7 +35,7 @@ STEPS, ROWS, RATE, BETA = 24, 32, 3e-5, 0.3  # a row is half a pair
 
 
 def prefer_config(
-    place: str,  # the model to start from, anything `open_model` opens
+    place: str | None,  # the model to start from, anything `open_model` opens; None: for --help
 ) -> TrainConfig:
     "The settings that a run on preferences starts from."
     config = config_after(place, "prefer", ROWS)

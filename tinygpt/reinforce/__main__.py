@@ -25,11 +25,12 @@ RATE = 3e-4  # AdamW's
 
 
 def reinforce_config(
-    place: str,  # a chat model: a run, a checkpoint, or anything else `open_model` opens
+    place: str | None,  # a chat model, anything `open_model` opens; None: for --help
 ) -> TrainConfig:
     "The settings that a reinforcement run of this model starts from. UserError if it is not a chat model."
-    _, tokenizer, _ = open_model(place)
-    chat_ids(tokenizer, place)
+    if place is not None:
+        _, tokenizer, _ = open_model(place)
+        chat_ids(tokenizer, place)
     config = config_after(place, "reinforce", QUESTIONS * Recipe().group)
     rates = dict(optimizer="adamw", learning_rate=RATE, weight_decay=0.0)
     schedule = dict(schedule="trapezoid", warmup_steps=5, cooldown=0.5, final_lr=0.1)

@@ -453,6 +453,8 @@ def introduce(run: Run, log: Log, compile_line: str) -> None:
     log.say(f"data {run.data.meta['source']}: {train:,.1f} MB to train on, {val:,.1f} MB held out")
     for line in mask_lines(run):
         log.say(line)
+    if run.objective.introduce is not None:
+        log.say(run.objective.introduce(run))
     if run.resumed_from:
         log.say(f"resumed from {run.resumed_from} after step {run.step}")
         for difference in run.differences:

@@ -310,6 +310,7 @@ class Objective:
     # own: what its functions depend on. A resumed run must have the same
     settings: dict = field(default_factory=dict)
     needs_logits: bool = True  # False: loss_fn reads the module's loss only, so `loss_chunk` may be set
+    introduce: Callable[["Run"], str] | None = None  # makes a line for the log, before the first step
 
     @property
     def parts(self) -> dict[str, str]:

@@ -43,24 +43,27 @@ def base_folder(
 
 
 def config_after(
-    place: str,  # the model to begin with, whatever `open_model` opens
+    place: str | None,  # the model to begin with, whatever `open_model` opens; None: not known, for --help
     suffix: str,  # of the new run's name
     batch_size: int,  # rows of a step
 ) -> TrainConfig:
     "The settings of a run that begins with this model. Length and rates are those of the run before."
-    folder = base_folder(place)
+    folder = None if place is None else base_folder(place)
     config = load_config(folder / "config.json") if folder else preset("laptop")
-    model, _, checkpoint = open_model(place)
-    config.model = replace(model.config)
+    masked = False
+    if place is not None:
+        model, _, checkpoint = open_model(place)
+        config.model = replace(model.config)
+        masked = was_masked(checkpoint)
     config.run = RunConfig(
-        name=f"{(folder or Path(place)).name}-{suffix}",
+        name=f"{(folder or Path(place or 'RUN')).name}-{suffix}",
         out=str(folder.parent) if folder else "runs",
-        init_from=str(place),
+        init_from=str(place or "RUN"),
         seed=config.run.seed,
     )
     # the tokenizer comes with the weights; the text is for the validation
     given = dict(tokenizer="bpe", loader="shard", batch_size=batch_size, micro_batch_size=None)
-    config.data = replace(config.data, **given, mask_documents=was_masked(checkpoint))
+    config.data = replace(config.data, **given, mask_documents=masked)
     config.eval = replace(config.eval, sample_tokens=0, compressors=False)
     config.system = replace(config.system, loss_chunk=0)
     return config
@@ -99,7 +102,7 @@ def _brought_back(kind, value):
 def stage_start(
     argv: list[str],
     Options: type,  # of the command
-    make: Callable[[str], TrainConfig],  # the settings that a run of this model begins with
+    make: Callable[[str | None], TrainConfig],  # the settings that a run of this model begins with
     command: str,  # "tinygpt.finetune"
 ) -> tuple:
     "(the options that the flags change, the flags): from RUN, or from the run of --resume."
@@ -118,7 +121,7 @@ def stage_start(
         return Options(config, **own), flags
     if not place and not {"--help", "-h"} & set(flags):
         raise UserError("RUN is missing: name the model to begin with, such as runs/laptop")
-    return Options(make(place) if place else preset("laptop")), flags
+    return Options(make(place)), flags
 
 
 def stage_options(
