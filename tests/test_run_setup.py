@@ -670,7 +670,7 @@ def test_only_the_program_that_began_a_run_with_an_objective_of_its_own_resumes_
             kept_settings(config.folder, command)
     assert {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()} == before
     with pytest.raises(
-        UserError, match="go on with it by resume=True in the program that began it, or start"
+        UserError, match="continue it with resume=True in the program that started it, or start"
     ):
         quiet(config, objective=own)
     assert quiet(config, resume=True, objective=own).finished
@@ -744,7 +744,7 @@ def test_a_run_with_an_objective_of_its_own_is_not_sent_to_the_trainer_when_its_
 
 def test_a_run_with_an_objective_of_its_own_that_saved_nothing_is_begun_again_by_its_program(config):
     run_setup.open_run(config, objective=Objective(plain_loss)).close()
-    told = "holds no checkpoint yet: begin it again with overwrite=True in the program that began it"
+    told = "holds no checkpoint yet: start it again with overwrite=True in the program that started it"
     with pytest.raises(UserError, match=told):
         quiet(config, resume=True, objective=Objective(plain_loss))
 
