@@ -12,8 +12,8 @@ from collections.abc import Callable
 from .support import UserError
 
 # %% ../nbs/11_schedule.ipynb #schedule-kinds
-# each: what is left of the way from 1, at step `top` where the warm-up ends, to `final`, at step `last`.
-# It is asked for steps after `top` only, and `cooldown` is in steps
+# each function: what is left, from 1 to 0, of the way down from step `top`, where the warm-up ends, to step
+# `last`. It is called for steps after `top` only; `cooldown` is a number of steps
 def _cosine(step, top, last, cooldown):
     done = (step - top) / (last - top)
     return 0.5 * (1 + math.cos(math.pi * done))
