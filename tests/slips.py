@@ -1300,13 +1300,13 @@ SLIPS = [
     Slip(
         "schedule",
         "make_schedule",
-        "last = max_steps - 1",
-        "last = max_steps",
+        "last, down = max_steps - 1,",
+        "last, down = max_steps,",
         "the final rate is never reached",
     ),
     Slip(
         "schedule",
-        "make_schedule",
+        "_cosine",
         "0.5 * (1 + math.cos(math.pi * done))",
         "math.cos(math.pi / 2 * done)",
         "a quarter of a cosine",
@@ -1314,16 +1314,16 @@ SLIPS = [
     Slip(
         "schedule",
         "make_schedule",
-        "final + (1 - final) * down",
-        "max(final, down)",
+        "final + (1 - final) * SCHEDULES[kind](step, warmup_steps, last, down)",
+        "max(final, SCHEDULES[kind](step, warmup_steps, last, down))",
         "cut off at the final rate instead of scaled to it",
     ),
     Slip("schedule", "make_schedule", "min(step, last)", "step", "past the end the rate rises again"),
     Slip(
         "schedule",
-        "make_schedule",
-        "max(warmup_steps, last - round(cooldown * max_steps))",
-        "warmup_steps",
+        "_trapezoid",
+        "max(top, last - cooldown)",
+        "top",
         "a trapezoid without a top",
     ),
     Slip(

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 from dataclasses import asdict, replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from tinygpt.measure.memory import machine_memory, param_counts, predict_memory
 from tinygpt.run.config import (
+    OptimConfig,
     TrainConfig,
     check_memory,
     config_from_dict,
@@ -18,6 +20,7 @@ from tinygpt.run.config import (
     read_toml,
 )
 from tinygpt.run.presets import preset
+from tinygpt.schedule import SCHEDULES, make_schedule
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -255,3 +258,15 @@ def test_a_toml_file_is_read_and_what_is_none_is_told(tmp_path):
             read_toml(path)
     with pytest.raises(UserError, match="cannot be read .*: check the path"):
         read_toml(tmp_path / "gone.toml")
+
+
+def test_the_schedules_of_chapter_11_are_the_choices_of_the_config(monkeypatch):
+    assert get_args(get_type_hints(OptimConfig)["schedule"]) == tuple(SCHEDULES)
+    monkeypatch.setitem(SCHEDULES, "line", lambda step, top, last, cooldown: (last - step) / (last - top))
+    assert [make_schedule("line", 6, 1, final=0.5)(step) for step in (0, 1, 3, 5, 9)] == [
+        0.5,
+        1,
+        0.75,
+        0.5,
+        0.5,
+    ]

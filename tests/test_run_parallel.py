@@ -32,9 +32,19 @@ from tinygpt.ddp.watchdog import Watchdog
 from tinygpt.ddp.world import World, run_processes
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.precision import Policy
-from tinygpt.run.parallel import FSDP, Single, Zero, any_rank, choose_parallel, on_all, on_first
+from tinygpt.run.parallel import (
+    FSDP,
+    Single,
+    Zero,
+    any_rank,
+    choose_parallel,
+    on_all,
+    on_first,
+    optimizer_groups,
+)
 from tinygpt.run.presets import preset
 from tinygpt.run.report import read_metrics
+from tinygpt.run.setup import Objective
 from tinygpt.support import UserError, peak_bytes
 from tinygpt.train import train
 
@@ -331,6 +341,52 @@ def test_a_resumed_run_on_several_processes_equals_the_uninterrupted_one_bit_for
     for rank in run_processes(run_and_resume, size, *place, RESUMED, timeout=1000):
         for way, (whole, resumed, same) in rank.items():
             assert resumed == whole and same, way
+
+
+class Lion(torch.optim.Optimizer):
+    "An optimizer that the package does not have."
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] * torch.lerp(p.grad, m, 0.9).sign())
+                m.lerp_(p.grad, 0.01)
+
+
+def own_optimizer(world, folder, words):
+    "For each way, the losses of a run with Lion, whole and resumed at step 7; what zero says."
+    own = Objective(
+        optimizer=lambda run: Lion(optimizer_groups(run.config, run.model), {}),
+        schedule=lambda run: lambda step: 1 / (1 + step),
+    )
+    found = {}
+    for way in ("auto",) if world.world_size == 1 else ("ddp", "fsdp", "zero"):
+        config = make_config(folder, words, f"lion-{way}-{world.world_size}", "adamw", way, 14)
+        config.eval = replace(config.eval, save_every=7)
+        try:
+            whole = train(config, progress="none", objective=own).losses
+        except UserError as error:
+            found[way] = str(error), config.folder.exists()
+            continue
+        on_first(world, lambda run=config.folder: shutil.rmtree(checkpoints(run)[-1]))
+        found[way] = whole, train(config, resume=True, progress="none", objective=own).losses
+    return found
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_ones_own_trains_on_several_processes_and_zero_refuses_it(place):
+    [one] = run_processes(own_optimizer, 1, *place, timeout=1000)
+    for rank in run_processes(own_optimizer, 2, *place, timeout=1000):
+        assert rank.pop("zero") == (
+            "parallel = zero shards AdamW and Muon only, not an optimizer of your own: use ddp or fsdp",
+            False,  # nothing is written
+        )
+        for whole, resumed in rank.values():
+            assert resumed == whole[7:]
+            assert whole == pytest.approx(one["auto"][0], abs=1e-3)  # a sign turns where a sum is rounded
 
 
 def resume_all(world, folder, words, names):

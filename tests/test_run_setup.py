@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tinygpt.run.setup as run_setup
+from tinygpt.adamw import make_adamw
 from tinygpt.checkpoint import checkpoints, load_model, save_checkpoint
 from tinygpt.data.__main__ import main as prepare_main
 from tinygpt.data.tokens import Corpus, write_token_data
@@ -26,7 +27,9 @@ from tinygpt.precision import Policy
 from tinygpt.run.command import parse_arguments
 from tinygpt.run.config import load_config
 from tinygpt.run.loop import Judge, Log, Stepper
+from tinygpt.run.parallel import optimizer_groups
 from tinygpt.run.presets import PRESETS, preset
+from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import (
     Objective,
     begin_run,
@@ -40,6 +43,7 @@ from tinygpt.run.setup import (
     score_run,
     validation_rows,
 )
+from tinygpt.schedule import make_schedule
 from tinygpt.support import UserError, peak_bytes
 from tinygpt.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from tinygpt.train import main, train
@@ -797,3 +801,51 @@ def test_a_loss_that_reads_logits_is_refused_with_a_loss_in_pieces_before_anythi
     with pytest.raises(UserError, match="needs the logits, all at once: set loss_chunk = 0"):
         train(config, progress="none", objective=own)
     assert not config.folder.exists()
+
+
+class Lion(torch.optim.Optimizer):
+    "An optimizer that the package does not have."
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] * torch.lerp(p.grad, m, 0.9).sign())
+                m.lerp_(p.grad, 0.01)
+
+
+def lion(run):
+    return Lion(optimizer_groups(run.config, run.model), {})
+
+
+def falling(run):
+    return lambda step: 1 / (1 + step)
+
+
+def test_an_objective_makes_the_optimizer_and_the_schedule(config):
+    config.optim = replace(config.optim, optimizer="adamw", warmup_steps=2)
+    theirs = quiet(config)
+    o = config.optim
+    same = Objective(
+        optimizer=lambda run: make_adamw(optimizer_groups(run.config, run.model))[0],
+        schedule=lambda run: make_schedule(o.schedule, o.max_steps, 2, o.final_lr, o.cooldown),
+    )
+    assert quiet(config, objective=same, overwrite=True).losses == theirs.losses
+    other = quiet(config, objective=Objective(optimizer=lion, schedule=falling), overwrite=True)
+    assert other.losses[0] == theirs.losses[0] and other.losses[1] != theirs.losses[1]
+    rates = [line["lr"] for line in read_metrics(other.run) if "lr" in line]
+    assert rates == pytest.approx([o.learning_rate / (1 + step) for step in range(other.steps)])
+    assert "; Lion; " in (other.run / "log.txt").read_text()
+
+
+def test_a_run_with_its_own_optimizer_and_schedule_resumes_exactly(config):
+    config.optim = replace(config.optim, optimizer="adamw")
+    config.eval = replace(config.eval, save_every=4, keep=10)
+    objective = Objective(optimizer=lion, schedule=falling)
+    whole = quiet(config, objective=objective)
+    for folder in checkpoints(whole.run)[1:]:
+        shutil.rmtree(folder)
+    resumed = quiet(config, resume=True, objective=objective)
+    assert resumed.losses == whole.losses[4:] and resumed.steps == whole.steps

@@ -32,7 +32,7 @@ from ..data.tokens import CORPORA, TOKENIZERS
 from ..measure.memory import machine_memory, param_counts, state_bytes
 from ..model import GPTConfig
 from ..precision import choose_policy
-from ..schedule import schedule_problems
+from ..schedule import SCHEDULES, schedule_problems
 from ..support import UserError, read_json
 from ..tokenizer import Tokenizer
 
@@ -110,7 +110,7 @@ class OptimConfig:
     """Which implementation of AdamW; they compute the same."""
     max_steps: int = 1000
     """Optimizer steps of the run."""
-    schedule: Literal["cosine", "trapezoid", "constant"] = "cosine"
+    schedule: Literal[tuple(SCHEDULES)] = "cosine"
     """How the learning rate comes down after the warm-up."""
     warmup_steps: int = 50
     """Steps in which the learning rate rises linearly."""

@@ -105,8 +105,15 @@ class Single:
     def wrap(self, model: GPT):
         return model
 
-    def make_optimizer(self, config: TrainConfig) -> str:
+    def make_optimizer(
+        self,
+        config: TrainConfig,
+        own: Callable[[], torch.optim.Optimizer] | None = None,  # makes another one than the config asks for
+    ) -> str:
         "Make `.optimizer`; returns one line that says which implementation runs."
+        if own:
+            self.optimizer = own()
+            return type(self.optimizer).__name__
         groups = optimizer_groups(config, self.model)
         self.optimizer, line = make_optimizer(groups, config.optim.adamw, self.muon_dtype)
         return line
@@ -190,7 +197,11 @@ class Zero(Single):
 
     name = "zero"
 
-    def make_optimizer(self, config):
+    def make_optimizer(self, config, own=None):
+        if own:
+            raise UserError(
+                "parallel = zero shards AdamW and Muon only, not an optimizer of your own: use ddp or fsdp"
+            )
         kind = config.optim.optimizer
         if kind not in ("adamw", "muon"):
             told = f"optimizer = {kind} with parallel = zero, which divides the state of adamw and muon only"

@@ -311,11 +311,16 @@ class Objective:
     settings: dict = field(default_factory=dict)
     needs_logits: bool = True  # False: loss_fn reads the module's loss only, so `loss_chunk` may be set
     introduce: Callable[["Run"], str] | None = None  # makes a line for the log, before the first step
+    # makes the optimizer, of `optimizer_groups(run.config, run.model)` for example. None: config.optim's
+    optimizer: Callable[["Run"], torch.optim.Optimizer] | None = None
+    # makes a function: step, from 0 on -> what the optimizer's rates are multiplied by. None: config.optim's
+    schedule: Callable[["Run"], Callable[[int], float]] | None = None
 
     @property
     def parts(self) -> dict[str, str]:
         "The functions that are not the default ones: which part -> the function's name."
-        parts = {name: getattr(self, name) for name in ("loss_fn", "loader", "count", "judge")}
+        names = ("loss_fn", "loader", "count", "judge", "optimizer", "schedule")
+        parts = {name: getattr(self, name) for name in names}
         return {name: _name_of(part) for name, part in parts.items() if part is not None}
 
     @property
@@ -533,9 +538,13 @@ def equip_run(
     if system.checkpoint_activations:
         checkpoint_blocks(run.model)
     run.parallel = Parallel(run.model, world, system.loss_chunk, run.policy.dtype)
-    run.optimizer_line = run.parallel.make_optimizer(run.config)
+    own = run.objective.optimizer
+    run.optimizer_line = run.parallel.make_optimizer(run.config, own and partial(own, run))
     run.top_rates = [group["lr"] for group in run.parallel.optimizer.param_groups]
-    run.schedule = make_schedule(o.schedule, o.max_steps, o.warmup_steps, o.final_lr, o.cooldown)
+    if run.objective.schedule:
+        run.schedule = run.objective.schedule(run)
+    else:
+        run.schedule = make_schedule(o.schedule, o.max_steps, o.warmup_steps, o.final_lr, o.cooldown)
     make = run.objective.loader or next_token_loader
     run.loader = on_all(world, lambda: make(run))
     share = run.parallel.max_ if world.world_size > 1 else None
