@@ -56,11 +56,7 @@ lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
 	$(PY) -m jupyterlab --notebook-dir=. nbs/index.ipynb
 
 export: $(VENV)/.installed-dev  ## pages -> package, cleaned; headers, picture and README.md made again
-	$(BIN)/nbdev_export
-	$(PY) tools/book.py headers
-	$(BIN)/nbdev_clean
-	$(PY) tools/picture.py
-	$(PY) tools/book.py readme
+	$(PY) tools/book.py export
 
 format: $(VENV)/.installed-dev  ## lay out notebooks, tests and tools as the laws of style ask, and lint them
 	$(PY) -m ruff format nbs tests tools site benchmarks

@@ -1037,10 +1037,10 @@ SLIPS = [
     ),
     Slip(
         "measure.memory",
-        "param_counts",
-        "(2 * c.n_layer + 1) * C",
-        "2 * c.n_layer * C",
-        "the last norm is not counted",
+        "_counts",
+        "if part in counts else inside",
+        'if part in counts else "matrices"',
+        "biases and norms counted as matrices",
     ),
     Slip("measure.memory", "state_bytes", "8 * sum", "4 * sum", "one number of state instead of two"),
     Slip(

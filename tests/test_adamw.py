@@ -64,7 +64,7 @@ def test_a_thousand_steps_equal_torchs(eps, weight_decay, dtype):
         torch.testing.assert_close(p, q, rtol=close, atol=close)
 
 
-@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999), (0.0, 0.95), (0.9, 0.0)])
+@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999), (0.0, 0.95), (0.9, 0.0)], ids=str)
 def test_other_betas_equal_torchs_too(betas):
     p, q = fifty_steps(AdamW, betas, torch.float32)
     torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)

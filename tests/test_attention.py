@@ -309,7 +309,7 @@ def test_pytorchs_is_causal_lets_a_cached_query_see_only_the_first_key():
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("window", [None, 1, 4])
-@pytest.mark.parametrize("chunks", [[1] * 12, [5, 1, 1, 5], [7, 5]])
+@pytest.mark.parametrize("chunks", [[1] * 12, [5, 1, 1, 5], [7, 5]], ids=str)
 def test_cached_equals_uncached(impl, window, chunks):
     q, k, v = qkv(12, 12, 4, 2)
     whole = attention(q, k, v, window=window, impl=impl)

@@ -21,7 +21,7 @@ def test_a_thousand_steps_of_adamw_equal_torchs_bit_for_bit(eps, weight_decay, d
         assert torch.equal(p, q)
 
 
-@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999), (0.0, 0.95), (0.9, 0.0)])
+@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999), (0.0, 0.95), (0.9, 0.0)], ids=str)
 def test_adamw_with_other_betas_and_in_bfloat16_equals_torchs_bit_for_bit(betas):
     for dtype in (torch.float32, torch.bfloat16):
         p, q = fifty_steps(adamw.AdamW, betas, dtype)

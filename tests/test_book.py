@@ -260,6 +260,20 @@ def edit(path, change):
 
 
 @pytest.mark.slow
+def test_export_brings_package_headers_and_readme_back_in_step(copy):
+    (copy / "tools/picture.py").write_text("")  # its record is not in the copy
+    page = copy / "nbs/11_schedule.ipynb"
+    nb = nbformat.read(page, as_version=4)
+    exported = [cell for cell in nb.cells if cell.source.startswith("#| export")]
+    exported[-1].source += "\n# one line more" * 30
+    nbformat.write(nb, page)
+    (copy / "README.md").write_text("old")
+    assert check(copy)[0] == 1
+    sync(copy, "python", "tools/book.py", "export")
+    assert check(copy) == (0, "package and notebooks: in sync and clean\n")
+    assert (copy / "tinygpt/schedule.py").read_text().count("# one line more") == 30
+
+
 def test_the_sync_check_sees_what_is_out_of_step(copy):
     # all mistakes at once, because a check takes seconds
     edited, deleted = copy / "tinygpt/schedule.py", copy / "tinygpt/support.py"

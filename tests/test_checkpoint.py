@@ -315,6 +315,25 @@ def test_a_good_checkpoint_is_never_written_over_and_a_damaged_one_is_replaced(r
     assert verify_checkpoint(folder) == "" and sha256_file(folder / "manifest.json") != digest
 
 
+def test_overwrite_replaces_a_good_checkpoint_only_once_the_new_one_is_complete(run, monkeypatch):
+    model, opt = build()
+    folder = checkpoints(run)[-1]
+    with pytest.raises(FileExistsError, match="holds a good checkpoint: overwrite=True replaces it"):
+        save_checkpoint(folder, model, ByteTokenizer(), opt)
+    digest = sha256_file(folder / "manifest.json")
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no more"):
+        patch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(RuntimeError("no more")))
+        save_checkpoint(folder, model, ByteTokenizer(), opt, overwrite=True)
+    assert verify_checkpoint(folder) == "" and sha256_file(folder / "manifest.json") == digest
+    before = sorted(folder.parent.iterdir())
+    save_checkpoint(folder, model, ByteTokenizer(), opt, overwrite=True)
+    assert verify_checkpoint(folder) == "" and sha256_file(folder / "manifest.json") != digest
+    assert sorted(folder.parent.iterdir()) == before
+    (folder / "note").write_text("ten years")
+    with pytest.raises(FileExistsError, match="holds note"):
+        save_checkpoint(folder, model, ByteTokenizer(), opt, overwrite=True)
+
+
 def test_what_a_killed_save_left_is_removed_by_the_next_and_nothing_else_is(run):
     model, opt = build()
     place = run / "checkpoints"

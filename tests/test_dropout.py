@@ -31,7 +31,7 @@ def test_one_number_says_nothing_about_the_next_ones():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(7,), (3, 5, 11), (0, 4), ()])
+@pytest.mark.parametrize("shape", [(7,), (3, 5, 11), (0, 4), ()], ids=str)
 def test_what_stays_is_scaled_as_torch_scales_it_and_the_gradient_goes_there(dtype, shape):
     p = 0.25
     torch.manual_seed(3)

@@ -493,7 +493,7 @@ def test_the_mean_weighs_tasks_alike_whatever_their_size():
     assert quarter == pytest.approx([(p - 0.25) / 0.75 for p in (0.31, low, high)])
 
 
-@pytest.mark.parametrize("shares", [(0.3, 0.55, 0.02), (0.26, 0.9, 0.5)])
+@pytest.mark.parametrize("shares", [(0.3, 0.55, 0.02), (0.26, 0.9, 0.5)], ids=str)
 def test_about_95_of_100_intervals_hold_the_true_mean(shares):
     sizes, chances = (300, 80, 150), (0.25, 0.5, 0.0)
     truth = np.mean([(p - c) / (1 - c) for p, c in zip(shares, chances)])

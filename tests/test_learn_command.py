@@ -73,11 +73,22 @@ def test_the_folder_may_be_named_before_or_after_the_command(tmp_path, capsys):
         assert main(argv) == 0 and "adamw_update                       open" in capsys.readouterr().out
 
 
-def test_all_that_comes_after_train_is_the_trainers():
-    assert split_train(["train", "--help"]) == (["train"], ["--help"])
+def test_all_that_comes_after_train_is_the_trainers_but_folder_and_help():
+    assert split_train(["train", "--help"]) == (["train", "--help"], [])
     before = ["--folder", "mine", "train"]
-    assert split_train([*before, "laptop", "--folder", "x"]) == (before, ["laptop", "--folder", "x"])
-    assert split_train(["--folder=mine", "train", "-h"]) == (["--folder=mine", "train"], ["-h"])
+    assert split_train([*before, "laptop", "--lr", "1"]) == (before, ["laptop", "--lr", "1"])
+    after = ["train", "laptop", "--folder", "x", "--lr", "1", "--folder=y"]
+    assert split_train(after) == (["train", "--folder", "x", "--folder=y"], ["laptop", "--lr", "1"])
+    assert split_train(["train", "--folder"]) == (["train", "--folder"], [])
+    assert split_train(["--folder=mine", "train", "-h"]) == (["--folder=mine", "train", "-h"], [])
+
+
+def test_train_has_help_and_names_the_folder_it_searched(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--help"])
+    assert stop.value.code == 0 and "--folder PATH" in capsys.readouterr().out
+    assert main(["train", "--folder", str(tmp_path), "laptop"]) == 2
+    assert f"passes yet in {tmp_path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,9 @@ from tinygpt.measure.memory import (
     training_step,
     used_memory,
 )
-from tinygpt.model import GPT, GPTConfig
+from tinygpt.model import GPT, MLP, GPTConfig
 from tinygpt.muon import Muon, by_kind, make_optimizer, muon_groups
+from tinygpt.run.presets import PRESETS, preset
 from tinygpt.support import UserError, peak_bytes
 
 SHAPE = dict(vocab_size=1000, block_size=64, n_layer=2, n_head=4, n_embd=128)
@@ -108,6 +109,58 @@ def test_parameters_are_counted_as_the_model_has_them(
     n = param_counts(config)
     assert sum(n.values()) == sum(p.numel() for p in model.parameters())
     assert n["matrices"] == sum(p.numel() for p in model.h.parameters() if p.dim() == 2)
+
+
+def by_hand(c):
+    "The counts by a formula of the config."
+    C, V = c.n_embd, 128 * -(-c.vocab_size // 128)
+    qkv = (c.n_head + 2 * c.kv_heads) * c.head_dim
+    ups = 2 if c.mlp == "swiglu" else 1
+    return {
+        "wte": V * C,
+        "wpe": c.block_size * C if c.position == "learned" else 0,
+        "ngrams": 2 * (c.ngram_rows or 0) * C,
+        "lm_head": 0 if c.tie_weights else V * C,
+        "matrices": c.n_layer * (C * qkv + C * C + (ups + 1) * C * c.hidden),
+        "vectors": (c.n_layer * (qkv + ups * c.hidden + 2 * C) if c.bias else 0)
+        + (2 * c.n_layer + 1) * C * (2 if c.norm == "layernorm" and c.bias else 1),
+    }
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_counts_of_a_preset_are_those_of_the_formula(name):
+    config = preset(name).model
+    n = param_counts(config)
+    assert n == by_hand(config)
+    assert state_bytes(config) == 8 * sum(n.values())
+    assert state_bytes(config, "muon") == 8 * sum(n.values()) - 4 * n["matrices"]
+
+
+def test_a_part_that_the_config_does_not_describe_is_counted(monkeypatch):
+    class Routed(MLP):
+        def __init__(self, config):
+            super().__init__(config)
+            self.router = nn.Linear(config.n_embd, 7, bias=False)
+            self.scale = nn.LayerNorm(5, bias=False)
+
+    config = GPTConfig.llama(**SHAPE | dict(vocab_size=777))
+    want = by_hand(config)
+    want["matrices"] += config.n_layer * 7 * config.n_embd
+    want["vectors"] += config.n_layer * 5
+    monkeypatch.setattr("tinygpt.model.MLP", Routed)
+    assert param_counts(config) == want
+
+
+def test_counting_takes_no_memory_and_no_random_numbers():
+    before = torch.get_rng_state()
+    config = GPTConfig.llama(n_layer=3, n_embd=2**15, n_head=16, block_size=2**31)  # a table of 8 TB
+    assert peak_bytes(lambda: param_counts(config)) < 1e6
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_state_of_an_unknown_optimizer_is_refused():
+    with pytest.raises(UserError, match="optimizer = lion is not known: choose adamw or muon"):
+        state_bytes(VARIANTS["gpt2"], "lion")
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

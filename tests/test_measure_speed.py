@@ -25,8 +25,8 @@ from tinygpt.measure.speed import (
     promised_peak,
     si,
 )
-from tinygpt.model import GPT, GPTConfig
-from tinygpt.support import Timing
+from tinygpt.model import GPT, MLP, GPTConfig
+from tinygpt.support import Timing, UserError
 
 SHAPE = dict(vocab_size=384, block_size=48, n_layer=3, n_head=4, n_embd=64)
 MODELS = {
@@ -79,6 +79,22 @@ def test_the_fused_kernel_of_the_cpu_counts_as_nothing():
     config = MODELS["gpt2"]
     missing = flops_per_token(config, training=False) - counted(config, False, SDPBackend.FLASH_ATTENTION)
     assert missing == flops_by_part(config)["attention"]
+
+
+def test_a_matrix_that_the_formula_does_not_know_is_an_error_and_not_a_wrong_count(monkeypatch):
+    class Routed(MLP):
+        def __init__(self, config):
+            super().__init__(config)
+            self.router = torch.nn.Linear(config.n_embd, 5, bias=False)
+
+    config = GPTConfig.llama(**SHAPE | dict(vocab_size=99))
+    weights = sum(p.numel() for p in GPT(config).h.parameters() if p.dim() == 2)
+    monkeypatch.setattr("tinygpt.model.MLP", Routed)
+    words = (
+        f"the blocks have {weights + 3 * 5 * 64:,} weights in matrices, and flops_by_part counts {weights:,}:"
+    )
+    with pytest.raises(UserError, match=words):
+        flops_by_part(config)
 
 
 @pytest.mark.cuda

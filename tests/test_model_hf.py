@@ -420,6 +420,18 @@ def test_of_two_thetas_the_one_that_transformers_takes_is_taken():
         assert config_from_hf(hf | scaling).rope_theta == theirs
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_model_with_a_part_that_transformers_lacks_is_refused_by_the_tensors_name(kind, tmp_path):
+    config = getattr(GPTConfig, kind)(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)
+    for place in ("h.0.mlp", "h.0", ""):
+        model = GPT(config)
+        model.get_submodule(place).router = torch.nn.Linear(32, 4, bias=False)
+        name = f"{place}.router.weight".lstrip(".")
+        with pytest.raises(UserError, match=rf"cannot be this model: they have no {name}\. Train with"):
+            export_hf(model, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_modern_model_is_refused_with_every_reason_and_nothing_is_written(tmp_path):
     model = GPT(GPTConfig.modern(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32))
     with pytest.raises(UserError, match="relu2.*logit_softcap = 15.0"):

@@ -81,7 +81,7 @@ def train_steps(model, optimizer, seeds, vocab=64):
 # --- Newton-Schulz
 
 
-@pytest.mark.parametrize("shape", [(24, 24), (40, 10), (10, 40), (1, 7), (7, 1)])
+@pytest.mark.parametrize("shape", [(24, 24), (40, 10), (10, 40), (1, 7), (7, 1)], ids=str)
 @pytest.mark.parametrize("coefficients", [[QUINTIC] * 5, polar_express()], ids=["quintic", "polar express"])
 def test_it_moves_the_singular_values_and_leaves_the_vectors(shape, coefficients):
     G = rand(*shape, dtype=torch.float64)
@@ -321,7 +321,7 @@ def test_settings_that_cannot_work_are_refused(bad):
         Muon([nn.Parameter(torch.ones(2, 2))], **bad)
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4)], ids=str)
 def test_what_is_not_a_matrix_is_refused(shape):
     with pytest.raises(UserError, match="not a matrix"):
         Muon([nn.Parameter(torch.ones(shape))])

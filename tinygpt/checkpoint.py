@@ -135,15 +135,15 @@ def remove_leftovers(folder: Path) -> None:
 _PARTS = {"model.safetensors", "model.json", "tokenizer.json", "optimizer.pt", "state.json", "manifest.json"}
 
 
-def _make_way(folder):
-    "Remove a damaged checkpoint. FileExistsError for a good one, and for anything else: it is not ours."
+def _check_place(folder, overwrite):
+    "FileExistsError for a good checkpoint without `overwrite`, and for anything else: it is not ours."
     if not folder.exists():
         return
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
     foreign = [name for name in sorted(names - _PARTS) if "val_loss.json" not in name]
-    if foreign or not verify_checkpoint(folder):  # it finds nothing wrong
-        raise FileExistsError(f"{folder} exists and holds {foreign[0] if foreign else 'a good checkpoint'}")
-    shutil.rmtree(folder)
+    if foreign or not (overwrite or verify_checkpoint(folder)):  # it finds nothing wrong
+        held = foreign[0] if foreign else "a good checkpoint: overwrite=True replaces it"
+        raise FileExistsError(f"{folder} exists and holds {held}")
 
 # %% ../nbs/16_checkpoint.ipynb #save
 def save_checkpoint(
@@ -154,18 +154,17 @@ def save_checkpoint(
     # what json can hold; without "rng" this process's is added; "val_loss" makes it a candidate for best
     state: dict | None = None,
     weights: dict | None = None,  # the model's state_dict where its own is not whole: spread over processes
+    overwrite: bool = False,  # replace a good checkpoint too, once the new one is complete
 ) -> Path:
     "Write a complete checkpoint, or nothing. Returns its folder. UserError if the disk is full."
-    folder = Path(folder)
-    model = unwrap(model)
+    folder, model = Path(folder), unwrap(model)
     weights = _bare_weights(model, model.state_dict() if weights is None else weights)
-    _make_way(folder)
+    _check_place(folder, overwrite)
     remove_leftovers(folder.parent)
     if optimizer is not None and not isinstance(optimizer, dict):
         optimizer = optimizer.state_dict()
     versions = {"torch": torch.__version__, "numpy": np.__version__}
     own = {"threads": torch.get_num_threads(), "versions": versions, "rng": [rng_state()]}
-    state = own | (state or {})
     needed = tensor_bytes([weights, optimizer]) + 100_000
     with _full_disk_is_a_user_error(folder, needed), atomic_path(folder) as tmp:
         tmp.mkdir()
@@ -175,10 +174,12 @@ def save_checkpoint(
         tokenizer.save(tmp / "tokenizer.json")
         if optimizer is not None:
             torch.save(optimizer, tmp / "optimizer.pt")
-        (tmp / "state.json").write_text(json.dumps(finite(state), indent=2))
+        (tmp / "state.json").write_text(json.dumps(finite(own | (state or {})), indent=2))
         shutil.copymode(tmp / "state.json", tmp / "model.safetensors")  # else unreadable to others
         manifest = {f.name: sha256_file(f) for f in sorted(tmp.iterdir())}
         (tmp / "manifest.json").write_text(json.dumps(manifest, indent=2))
+        if folder.exists():
+            folder.rename(tmp.parent / "old")  # removed with the temporary folder
     return folder
 
 # %% ../nbs/16_checkpoint.ipynb #verify

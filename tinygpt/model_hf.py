@@ -37,20 +37,34 @@ _LLAMA_OUTER = {
     "ln_f.weight": "model.norm.weight",
     "lm_head.weight": "lm_head.weight",
 }
+_GPT2_OUTER = ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias", "lm_head.weight")
 _QWEN3_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # ours have no weights
+
+
+def _not_theirs(why: str) -> UserError:
+    return UserError(
+        f"Hugging Face's GPT-2, Llama and Qwen3 cannot be this model: {why}. "
+        "Train with GPTConfig.gpt2(), .llama() or .llama(qk_norm=True) to export"
+    )
 
 
 def hf_names(
     name: str,  # one of our parameters, such as "h.0.attn.c_attn.weight"
     kind: str,  # "gpt2", "llama" or "qwen3"
 ) -> list[str]:
-    "Hugging Face's name for this parameter; several names if it keeps the parts in separate matrices."
+    """Hugging Face's name for this parameter; several names if it keeps the parts in separate matrices.
+
+    UserError for a part that their model does not have.
+    """
+    part, _, leaf = name.split(".", 2)[-1].rpartition(".")  # h . 0 . attn.c_attn.weight
+    outer = _GPT2_OUTER if kind == "gpt2" else _LLAMA_OUTER
+    if name not in outer and (not name.startswith("h.") or part not in _LLAMA):
+        raise _not_theirs(f"they have no {name}")
     if kind == "gpt2":  # our names are GPT-2's
         return [name if name == "lm_head.weight" else f"transformer.{name}"]
     if name in _LLAMA_OUTER:
         return [_LLAMA_OUTER[name]]
-    _, layer, rest = name.split(".", 2)  # h . 0 . attn.c_attn.weight
-    part, _, leaf = rest.rpartition(".")
+    layer = name.split(".")[1]
     return [f"model.layers.{layer}.{theirs}.{leaf}" for theirs in _LLAMA[part]]
 
 
@@ -198,10 +212,7 @@ def _kind(c: GPTConfig) -> str:
     if kind == "qwen3" and c.bias:
         problems.append("qk_norm with bias = True (Qwen3's MLP has no biases)")
     if problems:
-        raise UserError(
-            f"Hugging Face's GPT-2, Llama and Qwen3 cannot be this model: {'; '.join(problems)}. "
-            "Train with GPTConfig.gpt2(), .llama() or .llama(qk_norm=True) to export"
-        )
+        raise _not_theirs("; ".join(problems))
     return kind
 
 

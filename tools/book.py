@@ -1,8 +1,9 @@
-"""Look after the book: `check` that it agrees, `run` its pages, write `headers` and the `readme`.
+"""Look after the book: `check` that it agrees, `run` its pages, `export` them, write `headers` and `readme`.
 
 python tools/book.py check                    package, notebooks, headers, README.md, style; changes nothing
 python tools/book.py run [NAME ...]           execute copies of the pages (all, or those that start so)
 python tools/book.py run --write [NAME ...]   execute the pages themselves, store outputs, clean them
+python tools/book.py export                   pages -> package, cleaned; headers, picture and README.md
 python tools/book.py headers                  write the line under each title: label, minutes, needs
 python tools/book.py readme                   write README.md from nbs/index.ipynb
 """
@@ -66,12 +67,12 @@ def differences(ours, fresh, patterns):
         if not b.exists():
             yield f"{name}: no notebook exports it (delete it, or bring its notebook back)"
         elif not a.exists():
-            yield f"{name}: missing, though a notebook exports it (run `make export`)"
+            yield f"{name}: missing, though a notebook exports it (run `python tools/book.py export`)"
         elif not filecmp.cmp(a, b, shallow=False):
             yield f"{name}: " + (
-                "not clean (run `make export`)"
+                "not clean (run `python tools/book.py export`)"
                 if name.endswith(".ipynb")
-                else "differs from its notebook (run `make export`)"
+                else "differs from its notebook (run `python tools/book.py export`)"
             )
 
 
@@ -154,7 +155,7 @@ def form_problems(path):
     "A notebook that a tool has written with all lines of a cell in one: no diff of it can be read."
     text = path.read_text(encoding="utf-8")
     if text != notebook_text(nbformat.reads(text, as_version=4)):
-        yield f"{path.name}: not in the form that Jupyter writes (run `make export`)"
+        yield f"{path.name}: not in the form that Jupyter writes (run `python tools/book.py export`)"
 
 
 def output_problems(path):
@@ -305,12 +306,22 @@ def write_readme(root: Path):
     (root / "README.md").write_text(body.strip() + "\n", encoding="utf-8", newline="\n")
 
 
+def export():
+    "From the pages: the package, the headers, the picture and README.md, with the tools of this environment."
+    command("nbdev_export", cwd=ROOT)
+    write_headers()
+    command("nbdev_clean", cwd=ROOT)
+    subprocess.run([sys.executable, ROOT / "tools/picture.py"], check=True)
+    write_readme(ROOT)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     sub = parser.add_subparsers(dest="what", required=True)
     sub.add_parser("check")
+    sub.add_parser("export")
     sub.add_parser("headers")
     sub.add_parser("readme")
     runner = sub.add_parser("run")
@@ -329,7 +340,9 @@ def main() -> int:
         if args.jobs > 1:
             paths.sort(key=seconds.get, reverse=True)  # a long one begun last would run alone
         return run(paths, args.write, args.jobs)
-    if args.what == "headers":
+    if args.what == "export":
+        export()
+    elif args.what == "headers":
         write_headers()
     else:
         write_readme(ROOT)

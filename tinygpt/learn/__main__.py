@@ -9,6 +9,7 @@ __all__ = ['Positional', 'arg', 'Chapter', 'Name', 'PLAIN_NAMES', 'List', 'Start
 # %% ../../nbs/more/learn_command.ipynb #imports
 import sys
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -121,7 +122,7 @@ class Show:
 
 @dataclass
 class Train:
-    "python -m tinygpt.train with your functions; all further arguments are passed on."
+    "python -m tinygpt.train with your functions; its arguments (see its --help) are passed on."
 
 
 @dataclass
@@ -154,12 +155,19 @@ class Options:
 
 # %% ../../nbs/more/learn_command.ipynb #command
 def split_train(argv: list[str]) -> tuple[list[str], list[str]]:
-    "(the part that learn mode reads, the part it passes on to the trainer)."
+    "(the part that learn mode reads, the part it passes on to the trainer). --folder and --help are ours."
     at = 0
     while at < len(argv) and argv[at].startswith("-"):
         at += 1 if "=" in argv[at] else 2  # --folder=PATH or --folder PATH
     if argv[at : at + 1] == ["train"]:
-        return argv[: at + 1], argv[at + 1 :]
+        ours, trainers, words = argv[: at + 1], [], iter(argv[at + 1 :])
+        for word in words:
+            if word == "--folder":
+                ours += [word, *islice(words, 1)]
+            else:
+                own = word in ("-h", "--help") or word.startswith("--folder=")
+                (ours if own else trainers).append(word)
+        return ours, trainers
     return argv, []
 
 

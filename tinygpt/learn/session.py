@@ -220,8 +220,8 @@ def train(
     use, left_out = collect(root, learning_folder(folder))
     if not use:
         raise UserError(
-            "no function of yours passes yet, so there is nothing to train with: "
-            "begin with python -m tinygpt.learn start 10, then check 10"
+            f"no function of yours passes yet in {learning_folder(folder)}, "
+            "so there is nothing to train with: begin with python -m tinygpt.learn start 10, then check 10"
         )
     names = {f"{work.module}:{name}" for work, good in use.values() for name in good}
     _say("yours:", _listed(names))

@@ -8,7 +8,8 @@ __all__ = ['param_counts', 'state_bytes', 'activation_bytes', 'training_step', '
 
 # %% ../../nbs/more/07_measure_memory.ipynb #imports
 import os
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -18,35 +19,46 @@ from ..support import UserError, peak_bytes
 from ..tokenizer import pad_vocab
 
 # %% ../../nbs/more/07_measure_memory.ipynb #counts
+class _Shapes(GPT):
+    "A GPT whose weights are never drawn; made on the meta device, it takes no memory either."
+
+    def init_weights(self, generator=None):
+        return self
+
+
+@lru_cache(maxsize=100)
+def _counts(values: tuple) -> dict[str, int]:
+    with torch.device("meta"):
+        model = _Shapes(GPTConfig(*values))
+    counts = dict.fromkeys(("wte", "wpe", "ngrams", "lm_head", "matrices", "vectors"), 0)
+    for name, p in model.named_parameters():
+        part = "ngrams" if "ngrams" in name else name.split(".")[0]
+        inside = "matrices" if part == "h" and p.dim() > 1 else "vectors"
+        counts[part if part in counts else inside] += p.numel()
+    return counts
+
+
 def param_counts(
     config: GPTConfig,
 ) -> dict[str, int]:
-    """How many parameters of each kind, including padding rows.
+    """How many parameters of each kind the model has, including padding rows. None are allocated.
 
-    The kinds: wte, wpe, n-gram tables, lm_head, matrices of the blocks, vectors (biases and norms).
+    The kinds: wte, wpe, n-gram tables, lm_head, matrices of the blocks, vectors (biases, norms, the rest).
+    Counted in the model itself, so a part added to `GPT` is counted too.
     """
-    c = config
-    C = config.n_embd
-    V = pad_vocab(config.vocab_size)
-    qkv = (c.n_head + 2 * c.kv_heads) * c.head_dim
-    ups = 2 if c.mlp == "swiglu" else 1  # matrices into the hidden width
-    biases = c.n_layer * (qkv + ups * c.hidden + 2 * C) if c.bias else 0
-    norms = (2 * c.n_layer + 1) * C * (2 if c.norm == "layernorm" and c.bias else 1)
-    return {
-        "wte": V * C,
-        "wpe": c.block_size * C if c.position == "learned" else 0,
-        "ngrams": 2 * (c.ngram_rows or 0) * C,
-        "lm_head": 0 if c.tie_weights else V * C,
-        "matrices": c.n_layer * (C * qkv + C * C + (ups + 1) * C * c.hidden),
-        "vectors": biases + norms,
-    }
+    return dict(_counts(astuple(config)))
 
 # %% ../../nbs/more/07_measure_memory.ipynb #state
 def state_bytes(
     config: GPTConfig,
     optimizer: str = "adamw",  # or "muon": Muon for the blocks' matrices, AdamW for the rest
 ) -> int:
-    "Bytes of optimizer state: AdamW keeps two float32 numbers per parameter, Muon one."
+    """Bytes of optimizer state: AdamW keeps two float32 numbers per parameter, Muon one.
+
+    UserError for another optimizer, whose state nobody has counted.
+    """
+    if optimizer not in ("adamw", "muon"):
+        raise UserError(f"optimizer = {optimizer} is not known: choose adamw or muon")
     n = param_counts(config)
     return 8 * sum(n.values()) - (4 * n["matrices"] if optimizer == "muon" else 0)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .memory import used_memory
+from .memory import param_counts, used_memory
 from ..model import GPTConfig
-from ..support import measure_time, synchronize
+from ..support import UserError, measure_time, synchronize
 
 # %% ../../nbs/07_measure.ipynb #flops
 def flops_by_part(
@@ -28,18 +28,22 @@ def flops_by_part(
 
     An addition and a multiplication are 2 FLOPs. Attention is counted as the whole T×T square,
     as torch's counter and the papers do; causal kernels skip up to half of it.
+    UserError if the model's blocks have matrices that this formula does not know.
     """
-    c = config
-    C = config.n_embd
+    c, C, L = config, config.n_embd, config.n_layer
     T = block_size or config.block_size
-    L = config.n_layer
-    return {
+    parts = {
         "qkv": L * 2 * C * (c.n_head + 2 * c.kv_heads) * c.head_dim,
         "attention": L * 4 * C * T,  # scores q kᵀ and the weighted sum of values: 2 T head_dim each, per head
         "projection": L * 2 * C * C,
         "mlp": L * 2 * C * c.hidden * (3 if c.mlp == "swiglu" else 2),
         "head": 2 * C * c.vocab_size,  # padding is no work that anybody wants
     }
+    known = (parts["qkv"] + parts["projection"] + parts["mlp"]) // 2  # weights: 2 FLOPs each
+    if known != (found := param_counts(config)["matrices"]):
+        what = f"the blocks have {found:,} weights in matrices, and flops_by_part counts {known:,}"
+        raise UserError(f"{what}: add the new part's FLOPs there")
+    return parts
 
 
 def flops_per_token(
