@@ -660,7 +660,7 @@ def test_only_the_program_that_began_a_run_with_an_objective_of_its_own_resumes_
     before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
     config.optim.max_steps = 22
     way_on = (
-        "with an objective of its own: go on with train(config, resume=True, objective=...) in the program"
+        "with an objective of its own: continue with train(config, resume=True, objective=...) in the program"
     )
     for resume in (True, "auto"):
         with pytest.raises(UserError, match=re.escape(way_on)):
@@ -699,13 +699,19 @@ def test_a_program_resumes_its_run_with_the_same_functions_and_settings_only(con
     quiet(config, objective=own)
     config.optim.max_steps = 22
     for other, told in (
-        (Objective(plain_loss, settings=own.settings), "loss_fn = plain_loss, but .* begun with scaled_loss"),
-        (replace(own, loss_fn=None, count=OWN["count"]), "count = <lambda>, but the run was begun with None"),
-        (replace(own, settings=dict(factor=3, words=("a", "b"))), "factor = 3, but .* begun with 2"),
-        (Objective(scaled_loss), "factor = None, but .* begun with 2"),
+        (
+            Objective(plain_loss, settings=own.settings),
+            "loss_fn = plain_loss, but .* started with scaled_loss",
+        ),
+        (
+            replace(own, loss_fn=None, count=OWN["count"]),
+            "count = <lambda>, but the run was started with None",
+        ),
+        (replace(own, settings=dict(factor=3, words=("a", "b"))), "factor = 3, but .* started with 2"),
+        (Objective(scaled_loss), "factor = None, but .* started with 2"),
     ):
         with pytest.raises(
-            UserError, match=f"resume: {told}: give the same, or begin a new run with init_from"
+            UserError, match=f"resume: {told}: give the same, or start a new run with init_from"
         ):
             quiet(config, resume=True, objective=other)
     assert quiet(config, resume=True, objective=replace(own, loss_fn=partial(scaled_loss, factor=2))).finished
@@ -714,7 +720,7 @@ def test_a_program_resumes_its_run_with_the_same_functions_and_settings_only(con
 def test_a_run_for_the_next_token_does_not_go_on_with_another_objective(config):
     quiet(config)
     config.optim.max_steps = 22
-    told = f"was made by python -m tinygpt.train: .*, or begin a new run with init_from = {config.folder}"
+    told = f"was made by python -m tinygpt.train: .*, or start a new run with init_from = {config.folder}"
     for own in (Objective(plain_loss), replace(run_setup.NEXT_TOKEN, loss_fn=plain_loss)):
         with pytest.raises(UserError, match=told):
             quiet(config, resume=True, objective=own)
@@ -726,7 +732,7 @@ def test_an_objective_that_a_program_took_from_a_command_is_not_resumed_by_that_
     "What the command would make it from are its settings, and there are none."
     theirs = Objective(plain_loss, command="tinygpt.finetune")
     quiet(config, objective=theirs)
-    assert last_words(config, theirs.resumed_by).endswith("in the program that began the run")
+    assert last_words(config, theirs.resumed_by).endswith("in the program that started the run")
     with pytest.raises(UserError, match="with an objective of its own"):
         kept_settings(config.folder, "tinygpt.finetune")
 
@@ -758,7 +764,9 @@ def test_a_run_does_not_go_on_with_another_optimizer(config, began, now, capsys)
     config.optim.optimizer = began
     quiet(config)
     config.optim = replace(config.optim, max_steps=22, optimizer=now)
-    told = f"resume: optimizer = {now}, but the run was begun with {began}: give that one, or begin a new run"
+    told = (
+        f"resume: optimizer = {now}, but the run was started with {began}: give that one, or start a new run"
+    )
     with pytest.raises(UserError, match=told):
         quiet(config, resume=True)
     assert main(["--resume", str(config.folder), "--optimizer", now]) == 2

@@ -210,7 +210,7 @@ def parse_arguments(
 def match_begun(
     config: TrainConfig,  # of `--resume auto`; its model gets the form that the run's weights brought
 ) -> None:
-    """Compare the settings with those that the run of this name was begun with, if it has saved anything.
+    """Compare the settings with those that the run of this name was started with, if it has saved anything.
 
     UserError if they differ where a run keeps its settings.
     """
@@ -229,7 +229,7 @@ def match_begun(
         if then != now:
             differences.append(f"{name} = {now}, not {then}")
     if differences:
-        told = f"the run in {config.folder} was begun with other settings ({', '.join(differences)})"
+        told = f"the run in {config.folder} was started with other settings ({', '.join(differences)})"
         raise UserError(f"--resume auto: {told}: give those, or another --name")
 
 

@@ -143,10 +143,9 @@ def check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
         if not run_problem(folder):
             ways.insert(0, "start again with --overwrite")
         if config.is_file() and checkpoints(folder):
-            own = not _kept_objective(folder).get("command")
-            way = (
-                "resume=True in the program that started it" if own else f"--resume {shlex.quote(str(folder))}"
-            )
+            way = f"--resume {shlex.quote(str(folder))}"
+            if not _kept_objective(folder).get("command"):
+                way = "resume=True in the program that started it"
             ways.insert(0, f"continue it with {way}")
         raise UserError(f"{folder} exists: {', or '.join(ways)}")
 

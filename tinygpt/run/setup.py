@@ -249,7 +249,7 @@ def go_on_command(
 ) -> str:
     "The command or the call that resumes a run."
     if not command:
-        return "train(config, resume=True, objective=...) in the program that began the run"
+        return "train(config, resume=True, objective=...) in the program that started the run"
     return f"python -m {command} --resume {shlex.quote(str(folder))}"
 
 
@@ -351,7 +351,7 @@ def kept_settings(
     made_by = kept.get("command")
     if kept.get("command") != command:
         told = f"was made by python -m {made_by}" if made_by else "was made with an objective of its own"
-        anew = "" if command else f", or begin a new run with init_from = {folder}"
+        anew = "" if command else f", or start a new run with init_from = {folder}"
         raise UserError(f"resume: {folder} {told}: go on with {go_on_command(folder, made_by)}{anew}")
     return kept.get("settings", {})
 
@@ -360,7 +360,7 @@ def check_begun(
     config: TrainConfig,
     objective: Objective,
 ) -> None:
-    "UserError if the run in the config's folder was begun with another objective or optimizer."
+    "UserError if the run in the config's folder was started with another objective or optimizer."
     folder = config.folder
     settings = kept_settings(folder, objective.resumed_by)
     if not objective.resumed_by:  # a command compares the settings itself: it allows some to change
@@ -368,15 +368,15 @@ def check_begun(
         before = _kept_objective(folder).get("parts", objective.parts) | settings
         for name in sorted(now.keys() | before.keys()):
             if now.get(name) != before.get(name):
-                told = f"{name} = {now.get(name)}, but the run was begun with {before.get(name)}"
+                told = f"{name} = {now.get(name)}, but the run was started with {before.get(name)}"
                 raise UserError(
-                    f"resume: {told}: give the same, or begin a new run with init_from = {folder}"
+                    f"resume: {told}: give the same, or start a new run with init_from = {folder}"
                 )
     optimizer = config.optim.optimizer
     began = read_json(folder / "config.json").get("optim", {}).get("optimizer", optimizer)
     if optimizer != began:
-        told = f"optimizer = {optimizer}, but the run was begun with {began}"
-        raise UserError(f"resume: {told}: give that one, or begin a new run with --init-from {folder}")
+        told = f"optimizer = {optimizer}, but the run was started with {began}"
+        raise UserError(f"resume: {told}: give that one, or start a new run with --init-from {folder}")
 
 # %% ../../nbs/more/19_run_setup.ipynb #run
 @dataclass
