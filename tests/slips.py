@@ -2402,8 +2402,8 @@ SLIPS = [
     Slip(
         "run.setup",
         "choose_prompt",
-        "return first_words(data)",
-        "return prompt",
+        "from None\n        return first_words(data)",
+        "from None\n        return prompt",
         "training dies at its first sample",
     ),
     Slip(

@@ -57,7 +57,7 @@ def test_a_line_that_is_no_text_is_a_note_and_the_chat_goes_on(run, monkeypatch,
     monkeypatch.setattr(sys, "stdin", piped)
     assert main([str(run), "--device", "cpu", "--seed", "1", "--max-new-tokens", "6"]) == 0
     said = capsys.readouterr()
-    assert said.err.count("a byte that is none") == 1
+    assert said.err.count("a byte that is not one") == 1
     call(monkeypatch, run, "--seed", 1, "--max-new-tokens", 6, typed="Hello\nSo?\n")
     assert capsys.readouterr().out == said.out
 

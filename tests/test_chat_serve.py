@@ -205,7 +205,7 @@ BAD = [
     ({"messages": [{"role": "user"}]}, "no content", "messages", 400),
     ({"messages": [*HI, {"role": "assistant", "content": " "}]}, "empty answer", "messages", 400),
     ({"messages": [*HI, {"role": "system", "content": "x"}]}, "can only come first", "messages", 400),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "no text", "messages", 400),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not text", "messages", 400),
     ({"messages": [{"role": "user", "content": "long " * 30}]}, "leaves 0 of 96", "messages", 400),
     ({"messages": HI, "temperature": "hot"}, "temperature = 'hot'", "temperature", 400),
     ({"messages": HI, "temperature": True}, "temperature = True", "temperature", 400),

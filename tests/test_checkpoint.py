@@ -644,7 +644,7 @@ def test_any_module_is_saved_and_resumed_and_load_model_says_what_it_is(tmp_path
     opt = torch.optim.AdamW(other.parameters())
     assert load_training_state(folder, other, opt)["step"] == 1
     assert [step(other, opt) for _ in range(3)] == expected and other.a.weight is other.b.weight
-    with pytest.raises(UserError, match="a module that is no GPT of ours.*load_training_state"):
+    with pytest.raises(UserError, match="a module that is not tinygpt's GPT.*load_training_state"):
         load_model(folder)
     with pytest.raises(UserError, match="weights of another model"):
         load_training_state(folder, torch.nn.Linear(4, 4))

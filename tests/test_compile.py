@@ -209,7 +209,7 @@ def test_a_compiler_that_fails_later_costs_a_line_and_not_the_run(tmp_path):
         ("/usr/bin/ld: cannot find -lcuda: No such file", ["-lcuda", "LIBRARY_PATH"]),
         (
             "Command '['gcc', '-lcuda']' returned non-zero exit status 1.",
-            ["-lcuda", "stands above", "LIBRARY_PATH", "python3-dev"],
+            ["-lcuda", "is above", "LIBRARY_PATH", "python3-dev"],
         ),
         ("something odd\nin two lines", ["something odd"]),
         ("", ["RuntimeError"]),

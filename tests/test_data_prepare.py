@@ -310,7 +310,7 @@ def test_a_disk_that_fills_up_ends_in_one_sentence_and_the_work_goes_on_after_it
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(self, *args)
 
-    with monkeypatch.context() as m, pytest.raises(UserError, match="No space left on device.*goes on"):
+    with monkeypatch.context() as m, pytest.raises(UserError, match="No space left on device.*continues"):
         m.setattr(ShardWriter, "append", full)
         small(tmp_path / "in", tmp_path / "out")
     small(tmp_path / "in", tmp_path / "out")

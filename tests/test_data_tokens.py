@@ -439,7 +439,7 @@ def test_places_beyond_token_files_and_masks_are_refused_and_not_read_elsewhere(
     for place in (8, -9, np.array([0, -9])):
         with pytest.raises(IndexError, match="of 8 tokens"):
             shards[place]
-    with pytest.raises(TypeError, match="no masks"):
+    with pytest.raises(TypeError, match="cannot be indexed by a mask"):
         shards[shards[:] > 12]
     assert shards[-8] == 10 and shards[np.flatnonzero(shards[:] > 15)].tolist() == [16, 17]
 

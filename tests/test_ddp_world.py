@@ -113,7 +113,7 @@ PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "loca
             {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
             ["MASTER_PORT, MASTER_ADDR not", "torchrun"],
         ),
-        (PLACE | {"RANK": "two"}, ["RANK = 'two'", "no number"]),
+        (PLACE | {"RANK": "two"}, ["RANK = 'two'", "not a number"]),
         (PLACE | {"RANK": "2"}, ["RANK = 2 is not below WORLD_SIZE = 2"]),
     ],
 )
@@ -149,7 +149,7 @@ def test_mps_is_refused_where_there_are_others_and_not_to_one_process_of_torchru
     assert ddp_world._pick_device("mps", 0, None) == torch.device("mps")
     for name, value in place_of(0, 2, port, LOCAL_WORLD_SIZE=1).items():  # the other is on another machine
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="mps.*alone.*choose auto or cpu"):
+    with pytest.raises(UserError, match="mps.*one process only.*choose auto or cpu"):
         init_world("mps")
     monkeypatch.setenv("WORLD_SIZE", "1")
     try:

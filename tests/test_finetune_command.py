@@ -232,7 +232,7 @@ def test_a_batch_too_small_for_old_text_is_told_and_goes_on_as_it_began(base, ch
     )
     drop_later(run, 2)
     assert main(["--resume", str(run)]) == 2
-    assert "go on with as many processes as it began with" in capsys.readouterr().err
+    assert "continue with as many processes and rows" in capsys.readouterr().err
 
 
 def test_the_new_rows_are_made_once_and_taken_again(base, chats, capsys):
@@ -243,7 +243,7 @@ def test_the_new_rows_are_made_once_and_taken_again(base, chats, capsys):
     other = GPT(GPTConfig.gpt2(vocab_size=257, block_size=64, n_layer=1, n_head=2, n_embd=16))
     make_chat_base(save_checkpoint(base.with_name("other"), other, ByteTokenizer()), start)
     assert call(base, "--data", chats, "--overwrite") == 2
-    assert "of another base: remove it, or give another --name" in capsys.readouterr().err
+    assert "from another base: remove it, or give another --name" in capsys.readouterr().err
 
 
 def test_a_chat_model_is_trained_on_as_it_is(base, chats, words):

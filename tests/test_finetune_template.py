@@ -120,7 +120,10 @@ def test_a_base_whose_texts_begin_with_another_token_keeps_it(tmp_path):
         ([{"role": "user", "content": 5}], "of type int"),
         ([ASKED[0], {"role": "system", "content": "x"}], "message 2 is a system message"),
         ([{"role": "assistant", "content": "x", "weight": 0.5}], "message 1 has weight = 0.5: give 0 or 1"),
-        ([ASKED[0], {"role": "assistant", "content": "x\ud83d"}], "message 2 holds '\\ud83d', half of a"),
+        (
+            [ASKED[0], {"role": "assistant", "content": "x\ud83d"}],
+            "message 2 holds '\\ud83d', which is half of a",
+        ),
     ],
 )
 def test_what_is_no_conversation_is_one_sentence(messages, told):
@@ -290,9 +293,9 @@ GOOD = '{"prompt": "a", "completion": "b"}\n'
         (
             "a.jsonl",
             GOOD + '{"prompt": "\\ud83d", "completion": "x"}',
-            "line 2: message 1 holds '\\ud83d', half",
+            "line 2: message 1 holds '\\ud83d', which is half",
         ),
-        ("a.json", '{"messages": []}', "is no list"),
+        ("a.json", '{"messages": []}', "is not a list"),
         ("a.json", '[{"messages": []}]', "entry 1: a conversation is a list"),
         ("a.csv", "a,b", "ends in .csv"),
         ("a.jsonl", b"\xff\xfe\x00", "not UTF-8"),

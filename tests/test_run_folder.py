@@ -297,7 +297,9 @@ def test_a_run_that_saved_nothing_and_was_moved_is_begun_again_where_it_is_now(t
 
 def test_a_run_for_another_objective_is_not_sent_to_the_command_that_trains_the_next_token(config):
     open_run(config, objective=Objective(command="tinygpt.finetune", settings={"draws": 3})).close()
-    with pytest.raises(UserError, match="as it was begun, by python -m tinygpt.finetune, with --overwrite"):
+    with pytest.raises(
+        UserError, match="as it was started, with python -m tinygpt.finetune, with --overwrite"
+    ):
         check_folder(config.folder, resume=True, overwrite=False)
 
 

@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_end_the_run_and_are_not_saved_even_after_a_
         with torch.no_grad():
             run.model.wte.weight[0, 0] = math.inf
         with pytest.raises(
-            UserError, match="weights were not finite after step 1: lower .*step_000000; go on"
+            UserError, match="weights were not finite after step 1: lower .*step_000000; continue"
         ):
             keeper.save()
         assert len(checkpoints(run.folder)) == 1
@@ -550,7 +550,7 @@ def test_metrics_are_on_the_disk_before_a_checkpoint_is_made_of_them(run, monkey
 
 def complaints(capsys):
     "The lines on stderr that say what cannot be written."
-    return [line for line in capsys.readouterr().err.splitlines() if "the run goes on without it" in line]
+    return [line for line in capsys.readouterr().err.splitlines() if "the run continues without it" in line]
 
 
 def full_disk(*args, **kw):
@@ -760,7 +760,7 @@ def test_a_run_of_a_program_names_no_command_that_would_train_something_else(con
     config.optim.max_steps = 9
     stopped = Objective(at_step(5, lambda: signal.raise_signal(signal.SIGINT)))
     assert not train(config, progress="lines", objective=stopped).finished
-    way_on = "go on with: train(config, resume=True, objective=...) in the program that began the run"
+    way_on = "continue with: train(config, resume=True, objective=...) in the program that started the run"
     assert capsys.readouterr().out.splitlines()[-1].endswith(way_on)
     assert train(config, progress="lines", resume=True, objective=stopped).finished
     report = (config.folder / "report.md").read_text()

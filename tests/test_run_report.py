@@ -263,7 +263,7 @@ def test_a_service_that_fails_is_left_out_and_the_file_and_the_others_go_on(tmp_
         log.write(step=step)
     log.close()
     assert got == read_metrics(tmp_path) == [dict(step=0), dict(step=1), dict(step=2)] and 1 in closed
-    assert capsys.readouterr().err.count("goes on without it") == 1
+    assert capsys.readouterr().err.count("continues without it") == 1
 
 
 def test_a_file_that_cannot_be_opened_is_left_out(tmp_path, capsys):

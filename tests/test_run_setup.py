@@ -598,7 +598,7 @@ def test_the_last_words_do_not_name_a_damaged_checkpoint(config):
     assert str(first) in last_words(config) and str(second) not in last_words(config)
     config.run.name = "my run; $(x)"
     shutil.copytree(first.parent.parent, config.folder)
-    command = last_words(config).partition("go on with: ")[2]
+    command = last_words(config).partition("continue with: ")[2]
     assert shlex.split(command)[3:] == ["--resume", str(config.folder)]
 
 

@@ -95,7 +95,7 @@ def test_what_cannot_be_meant_is_one_sentence(base, tmp_path):
     for argv, told in (
         ([], "RUN is missing"),
         ([base, "--resume", base], "two places to start from"),
-        (["--resume", base], "was made by python -m tinygpt.train: go on with"),
+        (["--resume", base], "was made by python -m tinygpt.train: continue with"),
         ([tmp_path / "none"], "none"),
         ([base, "--drawz", 3], "did you mean --draws"),
         ([base, "--compressors", "False"], "is a switch"),

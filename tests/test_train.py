@@ -427,7 +427,9 @@ def test_the_command_trains_stops_at_ctrl_c_and_goes_on_with_the_command_it_prin
     wait_until(lambda: len(read_metrics(tmp_path / "runs/cli")) >= 60, process, "60 lines of metrics")
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=LAST_RESORT)[0]
-    assert process.returncode == 0 and "go on with: python -m tinygpt.train --resume runs" in output, output
+    assert process.returncode == 0 and "continue with: python -m tinygpt.train --resume runs" in output, (
+        output
+    )
     assert "tokens/s" in output and "validation loss" in output and "bits per byte" in output
     step = int(checkpoints(tmp_path / "runs/cli")[-1].name[5:])
     again = subprocess.run(

@@ -171,7 +171,7 @@ def test_the_whole_process_in_small_stops_goes_on_and_ends_with_a_page(tmp_path,
     argv = ["--out", str(tmp_path / "out"), "--questions", "8", "--device", "cpu", *flags]
 
     monkeypatch.setattr(whole, "state_of", lambda folder: "new")  # as if each were stopped at once
-    assert whole.main(argv) == 0 and "stopped in base; go on with: python -m tinygpt.whole" in (
+    assert whole.main(argv) == 0 and "stopped in base; continue with: python -m tinygpt.whole" in (
         capsys.readouterr().out
     )
     monkeypatch.undo()

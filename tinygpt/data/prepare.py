@@ -318,7 +318,7 @@ def _saved_progress(partial: Path, recipe: dict) -> dict | None:
     differs = [name for name in recipe if saved["recipe"].get(name) != recipe[name]]
     if differs:
         raise UserError(
-            f"out: {partial} was started with a different {', '.join(differs)}: "
+            f"out: {partial} was started with another {', '.join(differs)}: "
             "give the same command as then, or delete it to start again"
         )
     return saved

@@ -262,7 +262,7 @@ def last_words(
     newest = next(good, None)
     if newest is None:
         return "no checkpoint had been saved yet"
-    return f"the last good checkpoint is {newest}; go on with: {go_on_command(config.folder, command)}"
+    return f"the last good checkpoint is {newest}; continue with: {go_on_command(config.folder, command)}"
 
 # %% ../../nbs/more/19_run_setup.ipynb #same
 def check_same(
@@ -352,7 +352,7 @@ def kept_settings(
     if kept.get("command") != command:
         told = f"was made by python -m {made_by}" if made_by else "was made with an objective of its own"
         anew = "" if command else f", or start a new run with init_from = {folder}"
-        raise UserError(f"resume: {folder} {told}: go on with {go_on_command(folder, made_by)}{anew}")
+        raise UserError(f"resume: {folder} {told}: continue with {go_on_command(folder, made_by)}{anew}")
     return kept.get("settings", {})
 
 
