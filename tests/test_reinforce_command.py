@@ -80,7 +80,7 @@ BAD = [
     ("a run that is not there", "nowhere", "nowhere"),
     ("an unknown task", f"chat {QUICK} --tasks chess", "chess"),
     ("a group of one", f"chat {QUICK} --group 1 --baseline group", "group = 1"),
-    ("a group that does not divide the rows", f"chat {QUICK} --group 3", "no multiple of group = 3"),
+    ("a group that does not divide the rows", f"chat {QUICK} --group 3", "not a multiple of group = 3"),
     ("an unknown judge", f"chat {QUICK} --judge kind", "judge = 'kind'"),
     ("answers longer than the context", f"chat {QUICK} --max-new-tokens 70", "max_new_tokens = 70"),
     ("more micro-rows than rows", f"chat {QUICK} --micro-batch-size 99", "micro_batch_size = 99"),

@@ -300,7 +300,7 @@ def test_seeds_follow_from_run_step_and_row():
     [
         (dict(group=1), "group's mean; give 2 or more, or baseline none or batch"),
         (dict(group=1, baseline="none", scale=True), "leave scale out"),
-        (dict(group=5), "no multiple of group"),
+        (dict(group=5), "not a multiple of group"),
         (dict(group=0), "group = 0"),
         (dict(tasks=("chess",)), "chess"),
         (dict(tasks=()), "choose among"),
