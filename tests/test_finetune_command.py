@@ -20,7 +20,7 @@ from tinygpt.finetune.__main__ import (
     chat_start,
     finetune_config,
     fit_steps,
-    hold_out,
+    hold_out_conversations,
     main,
     parse_arguments,
     run_options,
@@ -157,9 +157,9 @@ def test_a_file_has_a_held_out_part_that_is_judged_and_never_trained_on(base, ch
 @pytest.mark.parametrize("n, held", [(1, 0), (49, 0), (50, 5), (300, 30), (5000, 128)])
 def test_a_tenth_of_a_file_is_held_out_but_nothing_of_a_small_one(n, held):
     options = Options(TrainConfig(), data="chats.jsonl")
-    learned, left = hold_out(options, list(range(n)))
+    learned, left = hold_out_conversations(options, list(range(n)))
     assert len(left) == held == options.held_out and sorted(learned + left) == list(range(n))
-    assert hold_out(options, list(range(n))) == (learned, left)
+    assert hold_out_conversations(options, list(range(n))) == (learned, left)
 
 
 def test_a_file_decides_how_long_the_run_is(base, chats, tmp_path, capsys):

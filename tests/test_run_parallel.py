@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 from events import LAST_RESORT, wait_until
+from lion import Lion
 from safetensors.torch import load_file
 from two_hosts import TwoHosts, why_not
 
@@ -341,19 +342,6 @@ def test_a_resumed_run_on_several_processes_equals_the_uninterrupted_one_bit_for
     for rank in run_processes(run_and_resume, size, *place, RESUMED, timeout=1000):
         for way, (whole, resumed, same) in rank.items():
             assert resumed == whole and same, way
-
-
-class Lion(torch.optim.Optimizer):
-    "An optimizer that the package does not have."
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                m = self.state[p].setdefault("m", torch.zeros_like(p))
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.sub_(group["lr"] * torch.lerp(p.grad, m, 0.9).sign())
-                m.lerp_(p.grad, 0.01)
 
 
 def own_optimizer(world, folder, words):

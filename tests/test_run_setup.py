@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lion import Lion
 
 import tinygpt.run.setup as run_setup
 from tinygpt.adamw import make_adamw
@@ -809,19 +810,6 @@ def test_a_loss_that_reads_logits_is_refused_with_a_loss_in_pieces_before_anythi
     with pytest.raises(UserError, match="needs the logits, all at once: set loss_chunk = 0"):
         train(config, progress="none", objective=own)
     assert not config.folder.exists()
-
-
-class Lion(torch.optim.Optimizer):
-    "An optimizer that the package does not have."
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                m = self.state[p].setdefault("m", torch.zeros_like(p))
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.sub_(group["lr"] * torch.lerp(p.grad, m, 0.9).sign())
-                m.lerp_(p.grad, 0.01)
 
 
 def lion(run):

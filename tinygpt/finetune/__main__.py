@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STEPS', 'ROWS', 'REPLAY', 'WARMUP', 'EVAL_EVERY', 'EPOCHS', 'FEWEST_STEPS', 'RATE_FACTOR', 'ELSEWHERE_RATE', 'HELD',
            'MOST_HELD', 'FEWEST', 'finetune_config', 'Options', 'parse_arguments', 'open_conversations', 'chat_start',
-           'hold_out', 'answer_loss', 'epoch_of', 'answer_figures', 'fit_steps', 'conversations_line', 'drop_replay',
-           'run_options', 'main']
+           'hold_out_conversations', 'answer_loss', 'answers_of', 'epoch_of', 'answer_figures', 'fit_steps',
+           'conversations_line', 'drop_replay', 'run_options', 'main']
 
 # %% ../../nbs/more/22_finetune_command.ipynb #imports
 import math
@@ -166,7 +166,7 @@ def chat_start(
 HELD, MOST_HELD, FEWEST = 0.1, 128, 50  # the part of a file, at most, and conversations it must have
 
 
-def hold_out(
+def hold_out_conversations(
     options: Options,  # its held_out becomes the number that is held out
     conversations: list[list[dict]],
 ) -> tuple[list[list[dict]], list[list[dict]]]:
@@ -211,24 +211,28 @@ def answer_loss(
     return nats / counted
 
 
+def answers_of(run: Run) -> AnswerLoader:
+    "The run's loader of conversations, without the old text that may be mixed in."
+    return getattr(run.loader, "answers", run.loader)
+
+
 def epoch_of(run: Run) -> float:
     "How many times the run has been through its conversations."
-    loader = getattr(run.loader, "answers", run.loader)
+    loader = answers_of(run)
     return loader.epoch + loader.row / len(loader.rows)
 
 
 def answer_figures(
     run: Run,
-    learned: list[list[dict]],  # trained on
     held: list[list[dict]],  # not trained on
     train_on: str,
 ) -> dict[str, float]:
     "The figures of a validation for a file: the epoch, and the loss of the answers trained on and held out."
     figures = {"epoch": epoch_of(run)}
-    for name, part in (("answer_loss", learned[:MOST_HELD]), ("val_answer_loss", held)):
-        if part:
-            encoded = encode_conversations(run.data.tokenizer, part, run.config.model.block_size, train_on)
-            figures[name] = answer_loss(run, encoded)
+    figures["answer_loss"] = answer_loss(run, answers_of(run).encoded[:MOST_HELD])
+    if held:
+        encoded = encode_conversations(run.data.tokenizer, held, run.config.model.block_size, train_on)
+        figures["val_answer_loss"] = answer_loss(run, encoded)
     return figures
 
 # %% ../../nbs/more/22_finetune_command.ipynb #epochs
@@ -255,7 +259,7 @@ def fit_steps(
 
 def conversations_line(run: Run, source: str, held: int) -> str:
     "What the log says about the conversations before the first step."
-    loader = getattr(run.loader, "answers", run.loader)
+    loader = answers_of(run)
     rows, batch, steps = len(loader.rows), loader.batch_size, run.config.optim.max_steps
     line = f"conversations of {source}: {len(loader.encoded):,} to train on, in {rows:,} rows"
     if source != "tasks":  # they hold out questions
@@ -285,7 +289,7 @@ def run_options(options: Options) -> TrainResult:
     rows = config.data.batch_size
     old = on_all(world, lambda: replay_rows(options.replay, rows, world.world_size))
     conversations, examples = on_all(world, lambda: open_conversations(options))
-    learned, held = on_all(world, lambda: hold_out(options, conversations))
+    learned, held = on_all(world, lambda: hold_out_conversations(options, conversations))
     if not resume:
         config.run.init_from = on_first(world, lambda: chat_start(options, conversations))
     if options.replay and not old:
@@ -296,7 +300,7 @@ def run_options(options: Options) -> TrainResult:
         on_all(world, lambda: fit_steps(options, learned, rows - old))
     objective = answers_objective(learned, examples, **how)
     if options.data != "tasks":
-        judge = partial(answer_figures, learned=learned, held=held, train_on=options.train_on)
+        judge = partial(answer_figures, held=held, train_on=options.train_on)
         objective = replace(objective, judge=judge)
     line = partial(conversations_line, source=options.data, held=len(held))
     objective = replace(objective, settings=own_settings(options), introduce=line)

@@ -81,7 +81,9 @@ def check_recipe(
     if recipe.group == 1 and recipe.scale:
         problems.append("group = 1: an answer alone has no deviation; give 2 or more, or leave scale out")
     if recipe.group >= 1 and rows % recipe.group:
-        problems.append(f"batch_size = {rows} is not a multiple of group = {recipe.group}: a group stays whole")
+        problems.append(
+            f"batch_size = {rows} is not a multiple of group = {recipe.group}: a group stays whole"
+        )
     if recipe.judge not in JUDGES:
         problems.append(f"judge = {recipe.judge!r}: choose among {', '.join(JUDGES)}")
     if not 0 < recipe.epsilon < 1:
