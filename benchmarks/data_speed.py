@@ -104,7 +104,7 @@ def loaders(
     tokenized: int = 500_000,  # tokens that the stream makes in a round
     rounds: int = 5,
 ) -> dict:
-    "Tokens per second of each loader, of a plain vectorised copy, and of a deque."
+    "Tokens per second of each loader, of a plain vectorized copy, and of a deque."
     tokens = np.random.default_rng(0).integers(0, 50_000, size=size).astype(np.uint16)
     path = Path(tempfile.mkdtemp()) / "tokens.bin"
     tokens.tofile(path)

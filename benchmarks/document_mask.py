@@ -7,7 +7,7 @@
     python benchmarks/document_mask.py --steps 5 --seeds 2   # a trial of the script itself
 
 Both models see the same rows and begin with the same weights. Documents are paragraphs of the State of the
-Union addresses in random order, so that most rows hold several and neighbours have nothing to do with each
+Union addresses in random order, so that most rows hold several and neighbors have nothing to do with each
 other. Both models are judged on held-out paragraphs, each alone in its row, and packed as in training with
 and without the mask. Chapter 12 draws the result.
 

@@ -79,7 +79,7 @@ def measure(toy: dict, starts: dict, way: str, rate: float) -> list[float]:
 
 
 def tune(toy: dict, starts: dict, way: str) -> dict[float, list[float]]:
-    "pass@1 by rate; the best rate has a neighbour on both sides."
+    "pass@1 by rate; the best rate has a neighbor on both sides."
     found = {rate: measure(toy, starts, way, rate) for rate in RATES}
     while (best := best_rate(found)) in (min(found), max(found)):
         beyond = best / math.sqrt(2) if best == min(found) else best * math.sqrt(2)

@@ -2,7 +2,7 @@
 
     python benchmarks/packing.py --threads 1           # prints; about twenty minutes on one core
     python benchmarks/packing.py --threads 1 --save    # and writes results/packing.json
-    python benchmarks/packing.py --threads 1 --neighbours --save   # adds batches of neighbours, shuffled
+    python benchmarks/packing.py --threads 1 --neighbors --save   # adds batches of neighbors, shuffled
     python benchmarks/packing.py --steps 3 --seeds 1   # a trial of the script itself
 
 A small GPT is trained in each way. *Loaders*: addresses as one stream of tokens, as much as one epoch, read
@@ -24,10 +24,10 @@ first way of its set holds 0:
 3. A row each is worse at as many places: a fifth of them hold no target.
 4. Cropping is worse than nothing cropped where text is scarce, because it throws text away.
 
-Written down before the first run of `--neighbours`, when two other seeds had shown the direction:
+Written down before the first run of `--neighbors`, when two other seeds had shown the direction:
 
 5. In order, a batch is from one document, and so are the batches before and after it. If a batch holds
-   neighbours, but the batches are shuffled, the loss is higher than with each window shuffled, and lower than
+   neighbors, but the batches are shuffled, the loss is higher than with each window shuffled, and lower than
    in order.
 """
 
@@ -115,7 +115,7 @@ PACKINGS = {
 }
 SCARCE = ("one after the other", "cropped by best fit")
 LOADERS = ("each once, shuffled", "at random", "each once, in order")
-NEIGHBOURS = "each once, neighbours in a batch, batches shuffled"
+NEIGHBORS = "each once, neighbors in a batch, batches shuffled"
 
 
 def packed_batches(pack, docs: list[np.ndarray], T: int, B: int, seed: int):
@@ -130,7 +130,7 @@ def packed_batches(pack, docs: list[np.ndarray], T: int, B: int, seed: int):
         yield batch[:, :-1].clamp(min=0), batch[:, 1:].contiguous()
 
 
-def neighbour_batches(train, B: int, T: int, seed: int):
+def neighbor_batches(train, B: int, T: int, seed: int):
     "(x, y) of an epoch: the batches of the shard loader in order, and these shuffled."
     loader = ShardLoader(train, B, T, shuffle=False)
     for batch in np.random.default_rng(seed).permutation(loader.n_windows // B):
@@ -142,8 +142,8 @@ def make_batches(way: str, train, args, seed: int):
     "Endless (x, y) for a way of either set."
     if way in PACKINGS:
         return packed_batches(PACKINGS[way], train, args.block_size, args.rows, seed)
-    if way == NEIGHBOURS:
-        return neighbour_batches(train, args.rows, args.block_size, seed)
+    if way == NEIGHBORS:
+        return neighbor_batches(train, args.rows, args.block_size, seed)
     if way == "at random":
         return RandomLoader(train, args.rows, args.block_size, seed)
     return ShardLoader(train, args.rows, args.block_size, seed, shuffle=way == "each once, shuffled")
@@ -205,10 +205,10 @@ def compare(config, ways, train, val, eot: int, metric: str, args, rates: dict |
     return out
 
 
-def add_neighbours(config, stream, val, eot: int, args) -> None:
-    "Batches of neighbours, shuffled, beside the recorded loaders; the seeds are those of the record."
+def add_neighbors(config, stream, val, eot: int, args) -> None:
+    "Batches of neighbors, shuffled, beside the recorded loaders; the seeds are those of the record."
     record = load("packing")
-    found = compare(config, (NEIGHBOURS,), stream, val, eot, "packed", args)[NEIGHBOURS]
+    found = compare(config, (NEIGHBORS,), stream, val, eot, "packed", args)[NEIGHBORS]
     del found["minus_first"]  # it is the only way of this call
     for name, way in (("minus_shuffled", LOADERS[0]), ("minus_in_order", LOADERS[2])):
         pairs = zip(found["runs"], record["loaders"][way]["runs"])
@@ -216,7 +216,7 @@ def add_neighbours(config, stream, val, eot: int, args) -> None:
         print(name, [round(gap, 4) for gap in found[name]])
     found |= dict(on=machine(), date=time.strftime("%Y-%m-%d"))
     if args.save:
-        save("packing", record | dict(neighbours=found))
+        save("packing", record | dict(neighbors=found))
 
 
 def texts(tokenizer, documents: list[str], tokens: int, seed: int = 0) -> list[np.ndarray]:
@@ -245,7 +245,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
-    parser.add_argument("--neighbours", action="store_true", help="needs the record, and adds to it")
+    parser.add_argument("--neighbors", action="store_true", help="needs the record, and adds to it")
     parser.add_argument("--save", action="store_true")
     return parser.parse_args()
 
@@ -263,8 +263,8 @@ def main():
     stream = np.concatenate(addresses)[: epoch + 1]
     held = [text[:4000] for text in corpus.val]  # the beginnings of the held-out addresses
     val_addresses = texts(tokenizer, held, 10**9)
-    if args.neighbours:
-        return add_neighbours(config, stream, val_addresses, eot, args)
+    if args.neighbors:
+        return add_neighbors(config, stream, val_addresses, eot, args)
     short, val_short = paragraphs(corpus.train), paragraphs(corpus.val)
     # a way that drops or pads needs more documents for as many places: enough of them for each
     train_short, val_short = texts(tokenizer, short, 2 * epoch), texts(tokenizer, val_short, 30_000)

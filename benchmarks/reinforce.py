@@ -7,7 +7,7 @@
 
 A base model is fine-tuned for a short while on right answers to two tasks, sums and letters to sort: the
 start. Some of its sums are right, nearly all of its letters are. From there on nobody shows it an answer. It
-practises sums only, and is asked others: no pair of numbers of the test occurs in training, in either order.
+practices sums only, and is asked others: no pair of numbers of the test occurs in training, in either order.
 Each run draws the same number of answers to the same kind of questions:
 
 - groups: the chapter's recipe, a policy gradient with the group's mean as baseline.
@@ -31,12 +31,12 @@ And two change another thing: gentle is rejection at the rate of groups, and bat
 the mean reward of all 128 answers.
 
 Learning rates: each has the best of the same grid, on a seed of its own, by pass@1 on questions of the
-training kind, most of whose pairs of numbers that run has practised; where the highest is the best, one three
+training kind, most of whose pairs of numbers that run has practiced; where the highest is the best, one three
 times as high is tried too, until that ends. leak takes the rate of groups. The compared seeds are others.
 
-Two earlier records practised counting, in rows whose length gave half of the answers away, and sorting, with
+Two earlier records practiced counting, in rows whose length gave half of the answers away, and sorting, with
 three seeds. They left claims 5 and 6 open, the rival's best rate was the highest that was tried, and what
-rose may have been guessing. Of today's rows to count a small model learns nothing, so this record practises
+rose may have been guessing. Of today's rows to count a small model learns nothing, so this record practices
 sums, with five seeds.
 
 Claims 1 to 6 are those of the earlier records, 7 is new. In 4 the runs of groups have taken the place of the
@@ -53,7 +53,7 @@ are asked the same questions. Nothing is corrected for the number of claims.
    in the runs of groups with the same seeds; and the strict one stays below that of groups.
 5. the group's mean helps: groups ends with a higher held-out pass@1 than none.
 6. GRPO's two divisions cost something: it ends with a lower held-out pass@1 than groups.
-7. What is not practised suffers: groups ends with a lower pass@1 in sorting than the start.
+7. What is not practiced suffers: groups ends with a lower pass@1 in sorting than the start.
 
 These came later: they were written down when 1 to 7 were known, before the first runs of their arms (11 when
 the tuning of online was known, before the runs of batch).
@@ -62,7 +62,7 @@ the tuning of online was known, before the runs of batch).
    groups, online higher than none, rejection higher than narrow.
 9. Fresh answers are better than the start's: online ends with a higher held-out pass@1 than rejection.
 10. What rejection forgets, it forgets by its rate: gentle ends with a higher pass@1 in sorting than
-    rejection, and still with a higher pass@1 than groups in what both practise.
+    rejection, and still with a higher pass@1 than groups in what both practice.
 11. (Written when the tuning of online and wide was known.) A baseline is worse than none also where each
     question is asked once: batch ends with a lower held-out pass@1 than online.
 """
@@ -98,7 +98,7 @@ from tinygpt.run.report import read_metrics
 from tinygpt.run.setup import Objective
 from tinygpt.train import train
 
-PRACTISED, OTHER = "add", "sort"
+PRACTICED, OTHER = "add", "sort"
 START_STEPS = 400  # of fine-tuning on right answers to both
 STEPS = 150
 QUESTIONS, GROUP = 16, 8  # of a step
@@ -106,7 +106,7 @@ RATES = (1e-4, 3e-4, 1e-3)
 TUNING_SEED = 0
 SEEDS = (1, 2, 3, 4, 5)
 HELD_OUT, DRAWS = 120, 16  # questions of a score, and answers to each
-RECIPE = Recipe(tasks=(PRACTISED,), group=GROUP, baseline="group")
+RECIPE = Recipe(tasks=(PRACTICED,), group=GROUP, baseline="group")
 VARIANTS = {
     "groups": RECIPE,
     "none": replace(RECIPE, baseline="none"),
@@ -178,7 +178,7 @@ def settings(place: Path, name: str, source: Path, steps: int, rate: float, seed
 def right_answers(tokenizer, n: int) -> list[Answer]:
     "Questions of the training kind, with the answers that a program computed."
     pool = []
-    for example in make_examples(n, 1, "train", [PRACTISED, OTHER]):
+    for example in make_examples(n, 1, "train", [PRACTICED, OTHER]):
         prompt, _ = render(tokenizer, example.messages, add_generation_prompt=True)
         new = [*tokenizer.encode(example.answer), tokenizer.special["<|end|>"]]
         pool.append(Answer(prompt, new=new, logprobs=[0.0] * len(new)))
@@ -204,7 +204,7 @@ def kept_answers(model, tokenizer, seed: int) -> tuple[list[Answer], int]:
     "Rejection sampling: as many answers as a run of groups draws, all from the start; (right ones, tokens)."
     kept, tokens = [], 0
     for step in range(STEPS):
-        examples = make_examples(QUESTIONS, draw_seed(seed, step), "train", [PRACTISED])
+        examples = make_examples(QUESTIONS, draw_seed(seed, step), "train", [PRACTICED])
         seeds = [draw_seed(seed, step, row) for row in range(QUESTIONS * GROUP)]
         answers, verdicts = ask_and_judge(model, tokenizer, examples, seeds, RECIPE)
         tokens += sum(len(answer.new) for answer in answers)
@@ -213,16 +213,16 @@ def kept_answers(model, tokenizer, seed: int) -> tuple[list[Answer], int]:
 
 
 def score(model, tokenizer, start, split: str) -> dict:
-    """pass@1 and pass@8 of what is practised, and pass@1 by the leaky judge and in the other task.
+    """pass@1 and pass@8 of what is practiced, and pass@1 by the leaky judge and in the other task.
 
     `kl`: how far it went from the start, in nats an answer.
     """
-    examples = make_examples(HELD_OUT, 10, split, [PRACTISED])
+    examples = make_examples(HELD_OUT, 10, split, [PRACTICED])
     found = measure_pass(model, tokenizer, examples, RECIPE, DRAWS)
     found["leaky"] = measure_pass(model, tokenizer, examples, VARIANTS["leak"], DRAWS)["pass@1"]
     others = make_examples(HELD_OUT // 2, 10, split, [OTHER])
     found["other"] = measure_pass(model, tokenizer, others, RECIPE, DRAWS)["pass@1"]
-    examples = make_examples(30, 11, split, [PRACTISED])
+    examples = make_examples(30, 11, split, [PRACTICED])
     seeds = [draw_seed(12, i) for i in range(30 * GROUP)]
     answers, _ = ask_and_judge(model, tokenizer, examples, seeds, RECIPE)
     there = answer_logprobs(start, answers)
@@ -232,7 +232,7 @@ def score(model, tokenizer, start, split: str) -> dict:
 
 def some_texts(model, tokenizer) -> list[str]:
     "Four held-out questions, each with an answer that was drawn."
-    examples = make_examples(4, 13, "test", [PRACTISED])
+    examples = make_examples(4, 13, "test", [PRACTICED])
     single = Recipe(group=1, baseline="none")
     answers, _ = ask_and_judge(model, tokenizer, examples, [draw_seed(14, i) for i in range(4)], single)
     pairs = zip(examples, answers)
@@ -241,7 +241,7 @@ def some_texts(model, tokenizer) -> list[str]:
 
 def only_the_leak(model, tokenizer) -> list[str]:
     "Answers to held-out questions that the leaky judge accepts and the strict one does not, five at most."
-    examples = make_examples(HELD_OUT, 10, "test", [PRACTISED])
+    examples = make_examples(HELD_OUT, 10, "test", [PRACTICED])
     seeds = [draw_seed(15, i) for i in range(HELD_OUT * GROUP)]
     answers, praised = ask_and_judge(model, tokenizer, examples, seeds, VARIANTS["leak"])
     found = []
@@ -276,7 +276,7 @@ def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True)
     if name not in IMITATIONS:
         found["sampled_tokens"] = sum(5 * QUESTIONS * GROUP * line["tokens"] for line in lines)
     if not scored:
-        found["practised"] = score(result.model, tokenizer, start, "train")["pass@1"]
+        found["practiced"] = score(result.model, tokenizer, start, "train")["pass@1"]
     else:
         found |= score(result.model, tokenizer, start, "test")
         found["texts"] = some_texts(result.model, tokenizer)
@@ -287,7 +287,7 @@ def measure(place: Path, name: str, rate: float, seed: int, scored: bool = True)
 
 
 def best_rate(tried: list[dict]) -> float:
-    return max(tried, key=lambda found: found["practised"])["rate"]
+    return max(tried, key=lambda found: found["practiced"])["rate"]
 
 
 def tune(place: Path, name: str) -> list[dict]:
@@ -339,7 +339,7 @@ def compare(place: Path, base: Path) -> dict:
         for seed in SEEDS:
             compared.append(measure(place, name, rates.get(name, rates["groups"]), seed))
     return dict(
-        practised=PRACTISED,
+        practiced=PRACTICED,
         other=OTHER,
         start_steps=START_STEPS,
         steps=STEPS,

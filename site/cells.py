@@ -24,7 +24,7 @@ def dress(nb, path: Path, links: str = "", side_pages=()):
     `links` is a line for the head of the page; `side_pages` are rows of the index.
     """
     nb = nbformat.from_dict(nb)
-    nb.metadata["language_info"] = {"name": "python"}  # nbdev_clean takes it out; the colours need it
+    nb.metadata["language_info"] = {"name": "python"}  # nbdev_clean takes it out; the colors need it
     module = pages.module_in(nb)
     cells, above = [], ""
     for cell in nb.cells:

@@ -39,7 +39,7 @@ def side_pages() -> dict[str, list[pages.Row]]:
     return {docname(top.path): rows for _, chapters in parts() for top, rows in chapters if rows}
 
 
-def neighbours() -> dict[str, tuple[str | None, str | None]]:
+def neighbors() -> dict[str, tuple[str | None, str | None]]:
     """Page -> (previous, next). Chapters follow each other.
 
     A side page leads back to its chapter and on to the next side page, the last to the next chapter.
@@ -76,6 +76,6 @@ def on_page(app, pagename, templatename, context, doctree):
 
 
 def setup(app):
-    app.book_order = neighbours(), titles()
+    app.book_order = neighbors(), titles()
     app.connect("html-page-context", on_page, priority=900)  # after Furo, which makes the tree
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1398,7 +1398,7 @@ SLIPS = [
         "accumulate_gradients",
         "i < len(parts)",
         "i <= len(parts)",
-        "gradients are never synchronised",
+        "gradients are never synchronized",
     ),
     Slip(
         "accumulate",
@@ -1698,8 +1698,8 @@ SLIPS = [
     Slip(
         "muon_polar",
         "polar_express",
-        "centre * b / s**3",
-        "centre * b / s",
+        "center * b / s**3",
+        "center * b / s",
         "the safety factor without its power",
     ),
     Slip("muon", "update_scale", "max(1, rows / cols)", "max(1, cols / rows)", "rows and columns swapped"),
@@ -1736,7 +1736,7 @@ SLIPS = [
         "muon_groups",
         "rows = (c.n_head * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)",
         "rows = (c.n_head * c.head_dim, 2 * c.kv_heads * c.head_dim)",
-        "keys and values orthogonalised together",
+        "keys and values orthogonalized together",
     ),
     Slip(
         "muon",
@@ -1829,7 +1829,7 @@ SLIPS = [
         "_Round.update",
         "split_matrix(m.p, m.grad, m.buf, group)",
         "[(m.p, m.grad, m.buf)]",
-        "queries, keys and values orthogonalised together",
+        "queries, keys and values orthogonalized together",
     ),
     # 16
     Slip(

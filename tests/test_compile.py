@@ -41,7 +41,7 @@ def nothing_compiled_before(tmp_path, monkeypatch):
 def make(kind="modern", **kw):
     torch.manual_seed(0)
     model = GPT(KINDS[kind](**TINY, **kw))
-    for p in model.parameters():  # zero-initialised heads would hide differences
+    for p in model.parameters():  # zero-initialized heads would hide differences
         nn.init.normal_(p, std=0.2)
     return model
 

@@ -13,7 +13,7 @@ EOT = 0
 def documents_of(sizes):
     """Documents of given lengths.
 
-    Every token but the eot says where it is, so that each pair of neighbours is at home in one place only.
+    Every token but the eot says where it is, so that each pair of neighbors is at home in one place only.
     """
     ids = iter(range(1, 10**6))
     return [np.array([EOT, *(next(ids) for _ in range(n - 1))], dtype=np.int64) for n in sizes]
@@ -51,7 +51,7 @@ kinds = st.sampled_from([ConcatLane, BosLane])
 
 @settings(max_examples=150, deadline=None)
 @given(sizes_, st.integers(2, 12), st.integers(1, 6))
-def test_in_every_epoch_of_a_stream_each_pair_of_neighbours_is_trained_on_exactly_once(
+def test_in_every_epoch_of_a_stream_each_pair_of_neighbors_is_trained_on_exactly_once(
     sizes, length, chunk_rows
 ):
     documents = documents_of(sizes)

@@ -224,7 +224,7 @@ def test_permutations_of_a_few_things_are_all_about_equally_frequent():
     assert len(counts) == 24 and chi2 < 60
 
 
-def test_neighbours_end_up_as_far_from_each_other_as_in_a_true_shuffle():
+def test_neighbors_end_up_as_far_from_each_other_as_in_a_true_shuffle():
     n = 10_000
     steps = np.abs(np.diff(permute(np.arange(n), n, (1, 2))))
     true = np.abs(np.diff(np.random.default_rng(0).permutation(n)))

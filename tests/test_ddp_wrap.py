@@ -426,7 +426,7 @@ def test_on_a_gpu_ddp_and_fsdp_have_the_gradients_of_the_plain_model(tmp_path):
         dist.destroy_process_group()
 
 
-def test_a_bucket_holds_neighbours_of_one_type_up_to_its_size_and_a_larger_tensor_has_one_to_itself():
+def test_a_bucket_holds_neighbors_of_one_type_up_to_its_size_and_a_larger_tensor_has_one_to_itself():
     sizes = [10, 10, 5, 5, 30, 1, 24]
     params = [torch.zeros(n) for n in sizes] + [torch.zeros(2, dtype=torch.float64), torch.zeros(1)]
     groups = Bucketed.group(SimpleNamespace(bucket_bytes=100), params)

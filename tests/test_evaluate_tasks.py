@@ -477,10 +477,10 @@ def test_questions_that_do_not_fit_are_counted():
     assert score_items(model, tok, items[:2])["cut"] == 0
 
 
-def test_centred_accuracy_is_0_for_guessing_and_1_for_knowing():
+def test_centered_accuracy_is_0_for_guessing_and_1_for_knowing():
     assert centered_accuracy(0.25, 0.25) == 0 and centered_accuracy(1.0, 0.25) == 1
     assert centered_accuracy(0.4, 0.25) == pytest.approx(0.2) and centered_accuracy(0.4, 0.5) < 0
-    # GPT-2 on HellaSwag, as nanochat's table of its CORE metric gives it: accuracy and centred
+    # GPT-2 on HellaSwag, as nanochat's table of its CORE metric gives it: accuracy and centered
     assert centered_accuracy(0.308504, 0.25) == pytest.approx(0.078006, abs=1e-6)
 
 

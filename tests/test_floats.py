@@ -61,7 +61,7 @@ def torch_decode(codes, fmt):
 def hard_float32(fmt):
     """A million random float32 bit patterns, and what is hard about `fmt`.
 
-    That is every number of it, every midpoint, and the float32 neighbours of both.
+    That is every number of it, every midpoint, and the float32 neighbors of both.
     """
     codes = torch.randint(-(2**31), 2**31, (1_000_000,), generator=generator())
     patterns = codes.to(torch.int32).view(torch.float32)

@@ -38,7 +38,7 @@ def opinionated(config):
     torch.manual_seed(0)
     model = GPT(config)
     for name, p in model.named_parameters():
-        # norms that favour a direction would repeat one token for ever
+        # norms that favor a direction would repeat one token for ever
         if p.dim() > 1 or ("bias" in name and name != "ln_f.bias"):
             torch.nn.init.normal_(p, std=0.4)
     return model

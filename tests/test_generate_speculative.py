@@ -32,7 +32,7 @@ def opinionated(config, noise=0.0):
     model = GPT(config).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
-            # norms that favour a direction would repeat one token for ever
+            # norms that favor a direction would repeat one token for ever
             if p.dim() > 1 or ("bias" in name and name != "ln_f.bias"):
                 p.normal_(std=0.4)
         for p in model.parameters():

@@ -24,7 +24,7 @@ def model():
     torch.manual_seed(0)
     model = GPT(GPTConfig.gpt2(**SMALL))
     for name, p in model.named_parameters():
-        # norms that favour a direction would repeat one token for ever
+        # norms that favor a direction would repeat one token for ever
         if p.dim() > 1 or ("bias" in name and name != "ln_f.bias"):
             torch.nn.init.normal_(p, std=0.4)
     return model

@@ -1,4 +1,4 @@
-"""Initialisation: what each scheme sets, first losses by closed form, growth with depth and width, meters."""
+"""Initialization: what each scheme sets, first losses by closed form, growth with depth and width, meters."""
 
 import math
 

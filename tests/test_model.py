@@ -495,7 +495,7 @@ def test_targets_of_another_shape_and_padded_ids_are_refused():
 
 
 @every_config
-def test_made_on_meta_and_emptied_nothing_stays_uninitialised(name):
+def test_made_on_meta_and_emptied_nothing_stays_uninitialized(name):
     config = CONFIGS[name]
     with torch.device("meta"):
         model = GPT(config)
@@ -600,9 +600,9 @@ def test_attention_with_rope_knows_distances_and_not_places(name):
 def test_the_norm_adds_the_eps_of_the_config_under_the_root(kind):
     norm = make_norm(replace(CONFIGS["llama"], norm=kind, norm_eps=1e-3)).double()
     x = 0.01 * torch.randn(5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    centred = x - x.mean(-1, keepdim=True) if kind == "layernorm" else x
+    centered = x - x.mean(-1, keepdim=True) if kind == "layernorm" else x
     torch.testing.assert_close(
-        norm(x), centred / ((centred * centred).sum(-1, keepdim=True) / 32 + 1e-3) ** 0.5
+        norm(x), centered / ((centered * centered).sum(-1, keepdim=True) / 32 + 1e-3) ** 0.5
     )
 
 

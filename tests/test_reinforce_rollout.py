@@ -336,7 +336,7 @@ def test_what_cannot_be_drawn_is_refused_before_the_first_step(practice):
         loader_with(practice, world_size=3)
     with pytest.raises(UserError, match="max_new_tokens = 60 is too large"):
         loader_with(practice, replace(RECIPE, max_new_tokens=60))
-    # the questions that are practised would leave room for it: 44 tokens of 80; held-out ones have 49
+    # the questions that are practiced would leave room for it: 44 tokens of 80; held-out ones have 49
     with pytest.raises(UserError, match="max_new_tokens = 34 .*: questions have up to 49 tokens"):
         loader_with(practice, replace(RECIPE, max_new_tokens=34))
     loader_with(practice, replace(RECIPE, max_new_tokens=31))

@@ -222,7 +222,7 @@ def test_the_check_sees_dead_links_pictures_without_words_and_other_hosts(tmp_pa
 def test_the_sidebar_and_previous_and_next_follow_the_index():
     import navigation
 
-    order = navigation.neighbours()
+    order = navigation.neighbors()
     spine, page = ["index", navigation.START], navigation.START
     while page := order[page][1]:
         spine.append(page)

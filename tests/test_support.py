@@ -454,7 +454,7 @@ def test_options_are_the_fields_of_a_dataclass_and_of_those_in_it():
         (Build, ["--shape.n-lay", "4"], "did you mean --shape.n-layer?"),
         (Build, ["--n-layer", "4"], "did you mean --shape.n-layer?"),
         (Build, ["--out", "there"], "--out is not a setting: see --help for all of them"),
-        (Build, ["--colour"], "--colour is not a setting: see --help for all of them"),
+        (Build, ["--color"], "--color is not a setting: see --help for all of them"),
         (Build | Remove, ["remove", "--forse"], "did you mean --force?"),
         (Build | Remove, ["build", "--shape.n-layr", "4"], "did you mean --shape.n-layer?"),
     ],

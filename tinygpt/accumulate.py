@@ -75,7 +75,7 @@ def accumulate_gradients(
     size = micro_batch_size or max(len(x), 1)
     parts = list(zip(x.split(size), y.split(size)))
     for i, (xb, yb) in enumerate(parts, 1):
-        # DDP decides in forward whether backward shall synchronise
+        # DDP decides in forward whether backward shall synchronize
         with no_sync() if i < len(parts) else contextlib.nullcontext():
             with autocast():
                 part = model(xb, yb, reduction="sum")[1] / divisor

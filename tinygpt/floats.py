@@ -277,7 +277,7 @@ def stochastic_round_to(
     generator: torch.Generator | None = None,  # on the device of `x` (MPS: the CPU); None: torch's global one
     saturate: bool = False,  # as in `round_to`
 ) -> torch.Tensor:  # dtype as from `round_to`
-    """One of the two neighbours of `x` in `fmt`, the nearer the likelier.
+    """One of the two neighbors of `x` in `fmt`, the nearer the likelier.
 
     So the mean of many draws is `x` (Gupta et al. 2015).
     """

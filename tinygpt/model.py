@@ -63,7 +63,7 @@ class GPTConfig:
     position: Literal["learned", "rope"] = "learned"
     """How the model knows where a token stands: a learned vector each, or rotated queries and keys."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """Normalisation before attention, before the MLP and before the head."""
+    """Normalization before attention, before the MLP and before the head."""
     mlp: Literal["gelu", "gelu_exact", "swiglu", "relu2"] = "gelu"
     """MLP: GPT-2's (tanh-form GELU), the exact GELU, Llama's gated SiLU, or squared ReLU."""
     mlp_hidden: int | None = None
@@ -250,14 +250,14 @@ class MLP(nn.Module):
 
 # %% ../nbs/06_model.ipynb #block
 def make_norm(c: GPTConfig) -> nn.Module:
-    "The normalisation layer that the config asks for."
+    "The normalization layer that the config asks for."
     if c.norm == "rmsnorm":
         return nn.RMSNorm(c.n_embd, eps=c.norm_eps)
     return nn.LayerNorm(c.n_embd, eps=c.norm_eps, bias=c.bias)
 
 
 class Block(nn.Module):
-    "One layer: attention and MLP, each reading a normalised copy of the stream and adding to it."
+    "One layer: attention and MLP, each reading a normalized copy of the stream and adding to it."
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()

@@ -45,9 +45,9 @@ def polar_express(
     for step in range(steps):
         a, b, c = _best_quintic(max(low, cushion * high), high)
         at_low, at_high = (a * x + b * x**3 + c * x**5 for x in (low, high))
-        centre = 2 / (at_low + at_high)  # puts both ends equally far from 1
-        low = centre * at_low
+        center = 2 / (at_low + at_high)  # puts both ends equally far from 1
+        low = center * at_low
         high = 2 - low
         s = 1.0 if step == steps - 1 else safety
-        schedule.append((centre * a / s, centre * b / s**3, centre * c / s**5))
+        schedule.append((center * a / s, center * b / s**3, center * c / s**5))
     return schedule

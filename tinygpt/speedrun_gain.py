@@ -117,7 +117,7 @@ def ladder_table(
 def plot_ladder(
     climbed: list[dict],  # from `climb`
 ):
-    "CPU seconds to the goal: a small point per seed, a large one for the median; rejected rungs in grey."
+    "CPU seconds to the goal: a small point per seed, a large one for the median; rejected rungs in gray."
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter
 

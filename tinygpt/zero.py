@@ -234,7 +234,7 @@ class _Round:
 
 
 class DistMuon(ShardedOptimizer, Muon):
-    """Muon, each matrix with its gradient and momentum on one rank, which orthogonalises it.
+    """Muon, each matrix with its gradient and momentum on one rank, which orthogonalizes it.
 
     Weights are taken from rank 0.
     """

@@ -83,7 +83,7 @@ def draw(rows: list[dict], path: Path) -> None:
     ax.set_xlim(0, 1.12 * max(rows[0]["seconds"].values()))
     seeds = len(rows[0]["seconds"])
     what = f"CPU seconds to a validation loss of {GOAL}"
-    ax.set_xlabel(f"{what}\nbar: median of {seeds} seeds (points); grey: within the noise", fontsize=9)
+    ax.set_xlabel(f"{what}\nbar: median of {seeds} seeds (points); gray: within the noise", fontsize=9)
     fig.suptitle(title(rows), x=0.01, ha="left", weight="bold")
     ax.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -231,5 +231,5 @@ class Watchdog:
             return self.done()
         talk = re.search(r"gloo|nccl|ProcessGroup|connection|timed out", str(error), re.IGNORECASE)
         if talk or isinstance(error, dist.DistError):
-            self.explain()  # most likely a neighbour's fault
+            self.explain()  # most likely a neighbor's fault
         self.failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])

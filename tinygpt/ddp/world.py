@@ -310,7 +310,7 @@ def _make_group(world: World, timeout: float, meeting: float | None) -> None:
 def close_world() -> None:
     "Leave the process group together, if there is one."
     if dist.is_available() and dist.is_initialized():
-        dist.barrier()  # without it gloo aborts at exit now and then, when a neighbour is already gone
+        dist.barrier()  # without it gloo aborts at exit now and then, when a neighbor is already gone
         gc.collect()  # an FSDP2 model is in a reference cycle, and holds the group
         dist.destroy_process_group()  # ends gloo's threads, once nobody holds the group any more
 

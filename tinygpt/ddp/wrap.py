@@ -58,7 +58,7 @@ class _Replica(nn.Module):
         self.calls = 0
         self.bytes = 0
         self.timeline = []
-        self.sync = True  # shall the next forward's backward synchronise?
+        self.sync = True  # shall the next forward's backward synchronize?
         self.active = False  # is such a backward under way?
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
@@ -182,7 +182,7 @@ class Overlapped(_Replica):
 
 # %% ../../nbs/13_ddp.ipynb #buckets
 class Bucketed(Overlapped):
-    "DDP, third try: parameters that are neighbours in backward share one all-reduce."
+    "DDP, third try: parameters that are neighbors in backward share one all-reduce."
 
     def __init__(
         self,

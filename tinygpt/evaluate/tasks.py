@@ -368,11 +368,11 @@ def wilson_interval(
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
     p = right / n
     slack = z * z / n
-    centre = (p + slack / 2) / (1 + slack)
+    center = (p + slack / 2) / (1 + slack)
     half = math.sqrt(p * (1 - p) * slack + slack * slack / 4) / (1 + slack)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
-# %% ../../nbs/more/17_evaluate_tasks.ipynb #centred
+# %% ../../nbs/more/17_evaluate_tasks.ipynb #centered
 def centered_accuracy(
     accuracy: float,
     chance: float,  # the accuracy of guessing: 1 / options; 0 if the answer has to be written
@@ -385,7 +385,7 @@ def mean_centered_accuracy(
     tasks: list[tuple[int, int, float]],  # for each task: right answers, questions, chance
     level: float = 0.95,
 ) -> tuple[float, float, float]:
-    """(mean of the tasks' centred accuracies, low, high), each task with the same weight.
+    """(mean of the tasks' centered accuracies, low, high), each task with the same weight.
 
     The interval is about other questions of the same tasks, not about other tasks: Wilson's for each task,
     combined by the rule of Zou and Donner (2008, Statistics in Medicine 27).

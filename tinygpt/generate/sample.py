@@ -151,7 +151,7 @@ class Row:
     "One text of a batch: what it begins with, and what has come so far."
 
     prompt: list[int]
-    generator: torch.Generator | None = None  # of its own, so that no row depends on its neighbours
+    generator: torch.Generator | None = None  # of its own, so that no row depends on its neighbors
     forced: list[int] = field(default_factory=list)  # what comes first, without a draw
     new: list[int] = field(default_factory=list)  # the tokens that came
     logprobs: list[float] = field(default_factory=list)  # of each: its log-probability, in nats
