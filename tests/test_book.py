@@ -184,7 +184,7 @@ def test_a_header_is_written_once_and_keeps_its_seconds():
 )
 def test_go_on_leads_along_the_spine(path, after):
     text = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown")
-    end = text[text.rindex("**Go on") :]
+    end = text[text.rindex("**Next") :]
     assert f"]({after.name})" in end, f"{path.name} does not lead to {after.name}"
 
 
