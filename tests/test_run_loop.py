@@ -203,6 +203,9 @@ def test_a_line_for_each_reading_is_in_the_log_and_shown_where_no_bar_is(config,
     result = train(config, progress=progress)
     out, err = capsys.readouterr()
     log = (result.run / "log.txt").read_text()
+    train_kb, val_kb = re.search(r"data .*: ([\d.]+) kB to train on, ([\d.]+) kB held out", log).groups()
+    size = Path(config.data.source).stat().st_size / 1e3
+    assert float(train_kb) + float(val_kb) == pytest.approx(size, abs=0.2)
     assert re.findall(LINE, log) == ["5", "10", "15", "20"]
     assert f"step 20: loss {result.losses[-1]:.4f}, lr" in log
     assert re.findall(LINE, out) == (["5", "10", "15", "20"] if progress == "lines" else [])

@@ -449,8 +449,9 @@ def introduce(run: Run, log: Log, compile_line: str) -> None:
     log.say(f"device {run.policy}; {threads}; {peak_line}; {compile_line}; {run.parallel_line}")
     size = f"model {run.num_params / 1e6:.1f} M parameters, {run.model.h[0].attn.impl} attention"
     log.say(f"{size}; {run.optimizer_line}; {o.max_steps} steps of {run.amount(run.config.data.batch_size)}")
-    train, val = (run.data.meta["splits"][split]["bytes"] / 1e6 for split in ("train", "val"))
-    log.say(f"data {run.data.meta['source']}: {train:,.1f} MB to train on, {val:,.1f} MB held out")
+    sizes = (run.data.meta["splits"][split]["bytes"] for split in ("train", "val"))
+    train, val = (f"{n / 1e6:,.1f} MB" if n >= 1e5 else f"{n / 1e3:.1f} kB" for n in sizes)
+    log.say(f"data {run.data.meta['source']}: {train} to train on, {val} held out")
     for line in mask_lines(run):
         log.say(line)
     if run.objective.introduce is not None:
