@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
