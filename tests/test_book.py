@@ -79,6 +79,15 @@ def test_the_picture_at_the_top_shows_the_record_and_its_words_say_it():
     assert picture.LINE.search(title)[0] == f"![{told}](images/ladder.png)", "run `make export`"
 
 
+def test_the_map_names_each_chapter_once_and_its_words_say_it():
+    named = re.findall(r"\d\d \w+", picture.overview.words())
+    assert sorted(named) == [path.stem.replace("_", " ") for path in SPINE]
+    told = picture.overview.words()
+    assert picture.drawn_words(picture.MAP) == told, "run `make export`"
+    cells = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells
+    assert any(f"![{told}](images/map.png)" in cell.source for cell in cells), "run `make export`"
+
+
 def test_the_index_counts_the_refuted_claims_as_the_log_does():
     log = (ROOT / "EXPERIMENTS.md").read_text(encoding="utf-8")
     together = re.search(r"^Together: .*", log, re.M)[0]

@@ -1,6 +1,6 @@
-"""Draw the picture at the top of README.md from the record of chapter 20's ladder.
+"""Draw the pictures of README.md: chapter 20's ladder, from its record, and the map of the chapters.
 
-python tools/picture.py      draw it again, with its words, if the record has changed (part of `make export`)
+python tools/picture.py      draw them again, with their words, if these have changed (part of `make export`)
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import overview
 from pages import ROOT, notebook_text
 
 sys.path.insert(0, str(ROOT))
@@ -17,7 +18,9 @@ from tinygpt.speedrun_gain import GOAL, climb  # noqa: E402
 from tinygpt.support import PALETTE  # noqa: E402
 
 INDEX, PICTURE = ROOT / "nbs/index.ipynb", ROOT / "nbs/images/ladder.png"
+MAP = ROOT / "nbs/images/map.png"
 LINE = re.compile(r"^!\[.*\]\(images/ladder\.png\)$", re.M)  # in the index
+MAP_LINE = re.compile(r"^!\[.*\]\(images/map\.png\)$", re.M)
 CHAPTERS = {  # where the book builds what a rung turns on
     "four times the rate": "11",
     "straight down to 0": "11",
@@ -103,8 +106,13 @@ def main() -> None:
     if drawn_words() != words(rows):
         draw(rows, PICTURE)
         print(f"{PICTURE.relative_to(ROOT)}: drawn from the record")
+    if drawn_words(MAP) != overview.words():
+        overview.draw(MAP)
+        print(f"{MAP.relative_to(ROOT)}: drawn")
     nb = nbformat.read(INDEX, as_version=4)
-    nb.cells[0].source = LINE.sub(lambda _: f"![{words(rows)}](images/ladder.png)", nb.cells[0].source)
+    for cell in nb.cells:
+        cell.source = LINE.sub(lambda _: f"![{words(rows)}](images/ladder.png)", cell.source)
+        cell.source = MAP_LINE.sub(lambda _: f"![{overview.words()}](images/map.png)", cell.source)
     INDEX.write_text(notebook_text(nb), encoding="utf-8", newline="\n")
 
 
