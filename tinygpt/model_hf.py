@@ -58,7 +58,10 @@ def hf_names(
     """
     part, _, leaf = name.split(".", 2)[-1].rpartition(".")  # h . 0 . attn.c_attn.weight
     outer = _GPT2_OUTER if kind == "gpt2" else _LLAMA_OUTER
-    if name not in outer and (not name.startswith("h.") or part not in _LLAMA):
+    if kind not in ("gpt2", "llama", "qwen3"):
+        raise UserError(f"kind = {kind!r} has no names here: choose gpt2, llama or qwen3")
+    known = part in _LLAMA and not (kind == "gpt2" and part == "mlp.c_gate")
+    if name not in outer and not (name.startswith("h.") and known):
         raise _not_theirs(f"they have no {name}")
     if kind == "gpt2":  # our names are GPT-2's
         return [name if name == "lm_head.weight" else f"transformer.{name}"]
