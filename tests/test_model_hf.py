@@ -440,6 +440,13 @@ def test_a_model_with_a_part_that_transformers_lacks_is_refused_by_the_tensors_n
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_no_exported_tensor_asks_for_a_gradient_so_each_has_its_numpy_array(kind):
+    config = getattr(GPTConfig, kind)(vocab_size=101, block_size=32, n_layer=1, n_head=2, n_embd=16)
+    for tensor in state_to_hf(GPT(config)).values():
+        assert tensor.numpy().shape == tuple(tensor.shape)
+
+
 def test_names_are_refused_for_parts_and_kinds_that_do_not_exist():
     with pytest.raises(UserError, match="they have no h.0.mlp.c_gate.weight"):
         hf_names("h.0.mlp.c_gate.weight", "gpt2")

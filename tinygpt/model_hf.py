@@ -335,7 +335,7 @@ def state_to_hf(
     kind = _kind(c)
     for name, p in model.named_parameters():
         value = p[: c.vocab_size] if name in ("wte.weight", "lm_head.weight") else p
-        value = (value.T if _transposed(name, kind) else value).cpu()
+        value = (value.T if _transposed(name, kind) else value).detach().cpu()
         theirs, parts = hf_names(name, kind), [value]
         if len(theirs) == 3:  # queries, keys and values, which we keep joined
             parts = value.split([n * c.head_dim for n in (c.n_head, c.kv_heads, c.kv_heads)])
