@@ -643,6 +643,13 @@ def test_rows_are_those_of_whole_numbers_that_never_overflow(data, n, rows):
     assert got.tolist() == [want, want] and all(0 <= row < rows for row in want)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_ids_in_fewer_bits_have_the_same_rows(dtype):
+    ids = torch.randint(V, (3, 12), generator=torch.Generator().manual_seed(0))
+    for n in (2, 3):
+        assert torch.equal(ngram_rows(ids.to(dtype), n, ROWS), ngram_rows(ids, n, ROWS))
+
+
 @few
 @given(data=st.data(), n=st.integers(2, 4), vocab=st.sampled_from([2, 65, 4096, 50_257]))
 def test_before_the_last_remainder_a_changed_token_always_changes_the_number(data, n, vocab):
@@ -843,6 +850,14 @@ def test_logits_of_two_dimensions_are_refused_and_what_is_advised_works():
         token_loss(logits, targets)
     loss = token_loss(logits[None], targets[None])
     torch.testing.assert_close(loss, F.cross_entropy(logits, targets))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_ids_without_a_batch_are_refused_and_what_is_advised_works(name):
+    model, ids = GPT(CONFIGS[name]), torch.randint(100, (5,))
+    with pytest.raises(UserError, match=r"ids are \(5,\): give \(B, T\); ids\[None\] makes a batch"):
+        model(ids)
+    assert model(ids[None])[0].shape[:2] == (1, 5)
 
 
 def test_the_exact_gelu_is_a_choice_and_gpt2s_stays_the_default():

@@ -3,7 +3,9 @@
 import math
 from dataclasses import fields
 
+import numpy as np
 import pytest
+import torch
 
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_config import model_problems
@@ -47,6 +49,13 @@ def test_a_bad_value_is_told_once_with_field_value_and_remedy(field, value):
     assert len(problems) == 1, problems
     for words in (field, str(value), "choose"):
         assert words in problems[0]
+
+
+@pytest.mark.parametrize("value", [np.int64(100), torch.tensor(100), np.array([100, 100])])
+@pytest.mark.parametrize("field", ["vocab_size", "dropout", "mlp", "bias"])
+def test_numbers_of_numpy_and_torch_are_told_to_become_pythons(field, value):
+    problems = GPTConfig(**{field: value}).problems()
+    assert len(problems) == 1 and "choose a plain Python value, such as value.item()" in problems[0]
 
 
 def test_every_field_of_the_config_has_a_bad_value_above():

@@ -15,7 +15,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tinygpt.model import GPT, GPTConfig
-from tinygpt.model_hf import config_from_hf, config_to_hf, export_hf, load_hf, state_from_hf, state_to_hf
+from tinygpt.model_hf import (
+    config_from_hf,
+    config_to_hf,
+    export_hf,
+    hf_names,
+    load_hf,
+    state_from_hf,
+    state_to_hf,
+)
 from tinygpt.support import UserError
 
 transformers = pytest.importorskip("transformers")
@@ -430,6 +438,20 @@ def test_a_model_with_a_part_that_transformers_lacks_is_refused_by_the_tensors_n
         with pytest.raises(UserError, match=rf"cannot be this model: they have no {name}\. Train with"):
             export_hf(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_no_exported_tensor_asks_for_a_gradient_so_each_has_its_numpy_array(kind):
+    config = getattr(GPTConfig, kind)(vocab_size=101, block_size=32, n_layer=1, n_head=2, n_embd=16)
+    for tensor in state_to_hf(GPT(config)).values():
+        assert tensor.numpy().shape == tuple(tensor.shape)
+
+
+def test_names_are_refused_for_parts_and_kinds_that_do_not_exist():
+    with pytest.raises(UserError, match="they have no h.0.mlp.c_gate.weight"):
+        hf_names("h.0.mlp.c_gate.weight", "gpt2")
+    with pytest.raises(UserError, match="kind = 'bert' has no names here: choose gpt2, llama or qwen3"):
+        hf_names("wte.weight", "bert")
 
 
 def test_a_modern_model_is_refused_with_every_reason_and_nothing_is_written(tmp_path):

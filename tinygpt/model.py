@@ -24,10 +24,7 @@ from .tokenizer import pad_vocab
 
 # %% ../nbs/06_model.ipynb #rope
 def rope_table(n_pos: int, head_dim: int, theta: float = 10000.0) -> torch.Tensor:
-    """Cosines and sines of RoPE's angles for positions 0 .. n_pos-1: (2, n_pos, head_dim / 2).
-
-    Computed in float64, returned in float32.
-    """
+    "Cosines and sines of RoPE's angles for positions 0 .. n_pos-1: (2, n_pos, head_dim / 2), in float32."
     first = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu")  # 2i, for each pair i
     speed = theta ** (-first / head_dim)  # radians per position
     angle = torch.arange(n_pos, dtype=torch.float64, device="cpu")[:, None] * speed
@@ -301,14 +298,14 @@ def token_loss(
 
 # %% ../nbs/06_model.ipynb #ngram-rows
 def ngram_rows(
-    ids: torch.Tensor,  # (B, T) int64 token ids, T at least n - 1
+    ids: torch.Tensor,  # (B, T) token ids of any integer dtype, T at least n - 1
     n: int,  # tokens in a row: 2 for pairs, 3 for triples
     rows: int,  # of the table
 ) -> torch.Tensor:  # (B, T - n + 1)
     "The table's row for the n tokens that end at each place, by a rolling hash. Different n-grams may meet."
     value = 0
     for back in range(n):
-        tokens = ids[:, n - 1 - back : ids.shape[1] - back]
+        tokens = ids[:, n - 1 - back : ids.shape[1] - back].long()  # int32 would overflow
         # the factor is about a third of the prime: even a small id wraps around it and moves every digit
         value = (value + tokens) * 742_938_285 % (2**31 - 1)
     return value % rows
@@ -359,7 +356,6 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = make_norm(config)
-        # tied: the head is wte's matrix, so nothing is to be tied again after moving, saving or sharding
         self.lm_head = None if config.tie_weights else nn.Linear(config.n_embd, padded, bias=False)
         rope = torch.empty(2, config.block_size, config.head_dim // 2) if config.position == "rope" else None
         self.register_buffer("rope", rope, persistent=False)
@@ -387,6 +383,8 @@ class GPT(nn.Module):
 
     def features(self, idx, cache=None, mask=None):  # as in forward
         "(B, T, C): all of the model but its head."
+        if idx.dim() != 2:
+            raise UserError(f"ids are {tuple(idx.shape)}: give (B, T); ids[None] makes a batch of one row")
         c, T = self.config, idx.shape[1]
         start = 0 if cache is None else cache.length
         if start + T > c.block_size:

@@ -13,6 +13,8 @@ from typing import Literal, get_args, get_origin, get_type_hints
 # %% ../nbs/more/06_model_config.ipynb #remedy
 def _remedy(hint, value) -> str | None:
     "What to choose for a field of this type, if its value has another type; otherwise None."
+    if hasattr(value, "item"):  # of NumPy or torch
+        return "a plain Python value, such as value.item()"
     if get_origin(hint) is Literal:
         sound, remedy = value in get_args(hint), f"one of {', '.join(get_args(hint))}"
     elif hint is bool:

@@ -58,7 +58,10 @@ def hf_names(
     """
     part, _, leaf = name.split(".", 2)[-1].rpartition(".")  # h . 0 . attn.c_attn.weight
     outer = _GPT2_OUTER if kind == "gpt2" else _LLAMA_OUTER
-    if name not in outer and (not name.startswith("h.") or part not in _LLAMA):
+    if kind not in ("gpt2", "llama", "qwen3"):
+        raise UserError(f"kind = {kind!r} has no names here: choose gpt2, llama or qwen3")
+    known = part in _LLAMA and not (kind == "gpt2" and part == "mlp.c_gate")
+    if name not in outer and not (name.startswith("h.") and known):
         raise _not_theirs(f"they have no {name}")
     if kind == "gpt2":  # our names are GPT-2's
         return [name if name == "lm_head.weight" else f"transformer.{name}"]
@@ -332,7 +335,7 @@ def state_to_hf(
     kind = _kind(c)
     for name, p in model.named_parameters():
         value = p[: c.vocab_size] if name in ("wte.weight", "lm_head.weight") else p
-        value = (value.T if _transposed(name, kind) else value).cpu()
+        value = (value.T if _transposed(name, kind) else value).detach().cpu()
         theirs, parts = hf_names(name, kind), [value]
         if len(theirs) == 3:  # queries, keys and values, which we keep joined
             parts = value.split([n * c.head_dim for n in (c.n_head, c.kv_heads, c.kv_heads)])
