@@ -776,6 +776,15 @@ def test_a_gradient_that_comes_under_no_sync_after_a_finish_counts():
     torch.testing.assert_close(list(net.parameters()), list(alone.parameters()), atol=1e-14, rtol=0)
 
 
+def test_a_model_that_was_moved_after_its_optimizer_was_made_is_refused_not_left_untrained():
+    net = Net()
+    optimizer = sharded(net, "adamw")
+    net.float().double()  # as .cpu().cuda() would: the weights lie in other memory now
+    net(torch.arange(5)).square().sum().backward()
+    with pytest.raises(UserError, match="moved or cast after its sharded optimizer was made"):
+        optimizer.step()
+
+
 def test_weights_in_buckets_can_be_saved_loaded_and_copied(tmp_path):
     net = Net()
     optimizer = sharded(net, "adamw")

@@ -267,6 +267,7 @@ class ShardedOptimizer(Optimizer):
         self.wire, self.buckets, self._rounds = wire, buckets, rounds
         claim_gradients([p for bucket in buckets for p in bucket.params], type(self).__name__)
         self.reducer = Reducer(buckets, wire)
+        self.places = {p: p.data_ptr() for p in self.reducer.bucket_of}  # of the weights, in memory
 
     def add_param_group(self, param_group):
         "Only during construction: a later group would be in no bucket."
@@ -332,6 +333,9 @@ class ShardedOptimizer(Optimizer):
 
         Frees the gradients. All ranks call it.
         """
+        if any(p.data_ptr() != place for p, place in self.places.items()):
+            remedy = "make the optimizer after that (detach() lets go of the old one)"
+            raise UserError(f"the model was moved or cast after its sharded optimizer was made: {remedy}")
         loss = None
         if closure is not None:
             with torch.enable_grad():
