@@ -309,7 +309,7 @@ def wrap_fsdp(
 def no_sync(
     model: nn.Module,  # of torch's DDP, FSDP2, one of this chapter's three, or a plain one
 ):
-    """Around forward and backward of every micro-step but the last: keep its gradients here.
+    """Around forward and backward of every micro-step but the last: keep its gradients here, whole.
 
     For `accumulate_gradients(no_sync=...)` and `train_step(no_sync=...)`.
     """
