@@ -447,6 +447,29 @@ def test_collectives_are_counted_one_by_one_with_their_bytes():
     assert count.bytes == {"allreduce": 64, "broadcast": 16}
 
 
+@pytest.mark.parametrize("wrap", [AfterBackward, Overlapped, Bucketed])
+def test_after_a_backward_that_raised_gradients_are_averaged_again(wrap):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        layers = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+        model = wrap(layers)
+
+        def sent():
+            "Messages of a backward."
+            before = model.calls
+            model(torch.ones(1, 2)).sum().backward()
+            return model.calls - before
+
+        usual = sent()
+        breaks = layers[0].weight.register_hook(lambda grad: 1 / 0)  # the last layer's are here by then
+        with pytest.raises(ZeroDivisionError):
+            sent()
+        breaks.remove()
+        assert sent() == usual > 1
+    finally:
+        dist.destroy_process_group()
+
+
 def test_no_sync_is_the_models_own_where_it_has_one_and_settling_leaves_nothing_behind():
     class Wrapped(GPT):
         inside = False

@@ -287,6 +287,9 @@ def whole_on_first(world, config):
     way.make_optimizer(config)
     x = torch.zeros(1, 16, dtype=torch.int64)
     for _ in range(2):
+        with way.no_sync():
+            way.module(x, x)[1].backward()
+        spread = all(p.grad is not None for p in way.model.parameters())  # whole ones wait inside FSDP2
         way.module(x, x)[1].backward()
         way.optimizer.step()
         way.optimizer.zero_grad()
@@ -294,13 +297,15 @@ def whole_on_first(world, config):
     peak = peak_bytes(lambda: found.update(weights=way.weights(), state=way.optimizer_state()))
     names = [name for name, _ in way.model.named_parameters()]
     parts = [getattr(p, "full_tensor", p.clone)().detach() for p in way.model.parameters()]
-    return found, dict(zip(names, parts)), peak
+    return found, dict(zip(names, parts)), peak, spread
 
 
-def test_only_rank_0_has_whole_weights_and_states_for_a_checkpoint(place):
+def test_only_rank_0_has_whole_weights_and_states_for_a_checkpoint_and_no_rank_whole_gradients(place):
     config = make_config(*place, "first", "adamw", "fsdp")
     config.model.n_layer = 8
-    (first, model, peak), (second, _, other_peak) = run_processes(whole_on_first, 2, config, timeout=1000)
+    found = run_processes(whole_on_first, 2, config, timeout=1000)
+    (first, model, peak, spread), (second, _, other_peak, spread_too) = found
+    assert spread and spread_too, "also between micro-steps"
     assert first["weights"].keys() == model.keys()
     assert all(torch.equal(first["weights"][name], t) for name, t in model.items())
     states = first["state"]["state"].values()

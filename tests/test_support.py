@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -286,6 +287,30 @@ def test_of_several_ranks_only_the_first_speaks_and_all_end_alike(arguments, sta
         assert said in done.stderr if rank == "0" else done.stderr == ""
         if arguments[1] in ("-1", "0"):
             assert done.stdout == "not lost\n"  # what was printed before the end has arrived
+
+
+@pytest.mark.parametrize("arguments", [["mistake"], ["--shape.n-layer", "many"]])
+def test_a_silent_rank_ends_after_rank_0_and_speaks_if_rank_0_did_not(monkeypatch, capsys, arguments):
+    "torchrun ends all ranks once one has ended: rank 0 may not have come to its line yet."
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(os, "_exit", lambda status: None)
+    run = finish if arguments == ["mistake"] else command(lambda argv: parse_options(Build, argv, "build"))
+    for rank, torchrun, expected in (("0", True, []), ("1", True, [10]), ("1", False, [])):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1") if torchrun else monkeypatch.delenv(
+            "TORCHELASTIC_RUN_ID"
+        )
+        with suppress(SystemExit):
+            assert run(arguments) == 2
+        assert waits == expected, rank
+        waits.clear()
+        said = capsys.readouterr().err
+        if run is finish:
+            assert said == ("error: lr = -1: choose a rate above 0\n" if torchrun else "")
+        else:
+            assert bool(said) == (rank == "0")
 
 
 WRITER = """

@@ -581,6 +581,20 @@ def test_each_rank_of_a_124_m_model_keeps_its_share_of_the_state(pretend, world_
     assert all(abs(share * world_size / total - 1) < 0.1 for share in shares)
 
 
+def test_a_state_dict_of_another_rank_than_0_cannot_be_loaded_unless_it_is_whole(pretend):
+    pretend(1, 2)
+    net = Net()
+    optimizer = sharded(net, "muon")
+    for group in optimizer.param_groups:
+        group["lr"] = 7.0
+    with pytest.raises(ValueError, match="on rank 0 only: .*everywhere=True"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    whole = optimizer.state_dict(everywhere=True)
+    whole["param_groups"][0]["lr"] = 5.0
+    optimizer.load_state_dict(whole)
+    assert optimizer.param_groups[0]["lr"] == 5.0
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
 def test_parts_cover_every_element_once_also_where_nothing_divides(pretend, world_size):
     for sizes in ([(5,)], [(7, 3), (1,), ()], [(1,)], [(2, 2), (3,), (4, 1, 1)]):
@@ -746,6 +760,29 @@ def test_a_gradient_of_an_earlier_micro_step_counts_though_the_last_has_none():
     optimizer.step()
     reference.step()
     torch.testing.assert_close(list(net.parameters()), list(alone.parameters()), atol=1e-14, rtol=0)
+
+
+def test_a_gradient_that_comes_under_no_sync_after_a_finish_counts():
+    net, alone = Net(), Net()
+    optimizer, reference = sharded(net, "adamw"), single(alone, "adamw")
+    net(torch.arange(3)).square().sum().backward()
+    optimizer.finish()
+    with optimizer.no_sync():
+        net(torch.arange(5)).square().sum().backward()
+    for count in (3, 5):
+        alone(torch.arange(count)).square().sum().backward()
+    optimizer.step()
+    reference.step()
+    torch.testing.assert_close(list(net.parameters()), list(alone.parameters()), atol=1e-14, rtol=0)
+
+
+def test_a_model_that_was_moved_after_its_optimizer_was_made_is_refused_not_left_untrained():
+    net = Net()
+    optimizer = sharded(net, "adamw")
+    net.float().double()  # as .cpu().cuda() would: the weights lie in other memory now
+    net(torch.arange(5)).square().sum().backward()
+    with pytest.raises(UserError, match="moved or cast after its sharded optimizer was made"):
+        optimizer.step()
 
 
 def test_weights_in_buckets_can_be_saved_loaded_and_copied(tmp_path):

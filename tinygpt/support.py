@@ -464,6 +464,17 @@ def _close_output() -> None:
         return  # not a real file, as in a test
 
 
+def _is_left() -> bool:
+    """Whether this silent rank is still there after ten seconds under torchrun.
+
+    torchrun ends all once one has ended. So wait: rank 0 may be slower, and about to say the same.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    time.sleep(10)
+    return True
+
+
 def _run_to_status(main: Callable, argv: list[str]) -> tuple[int, str]:
     "(exit status, the line for stderr, which is empty if this process has nothing to say)"
     try:
@@ -474,7 +485,7 @@ def _run_to_status(main: Callable, argv: list[str]) -> tuple[int, str]:
         return status, ""
     except UserError as error:
         speaks = _speaks() if error.speaks is None else error.speaks
-        return 2, f"error: {error}" if speaks else ""
+        return 2, f"error: {error}" if speaks or _is_left() else ""
     except KeyboardInterrupt:
         return 130, "interrupted" if _speaks() else ""
     except BrokenPipeError:
@@ -483,7 +494,7 @@ def _run_to_status(main: Callable, argv: list[str]) -> tuple[int, str]:
     except OSError as error:
         if error.filename is None:
             _close_output()
-        return 2, f"error: {file_problem(error)}" if _speaks() else ""
+        return 2, f"error: {file_problem(error)}" if _speaks() or _is_left() else ""
 
 
 def command(
@@ -521,8 +532,13 @@ def parse_options(
     """
     import tyro  # imported here, so that importing the package does not wait for it
 
-    with nullcontext() if _speaks() else redirect_stderr(io.StringIO()):
-        parsed, unknown = tyro.cli(options, args=argv, prog=prog, return_unknown_args=True, **settings)
+    try:
+        with nullcontext() if _speaks() else redirect_stderr(io.StringIO()):
+            parsed, unknown = tyro.cli(options, args=argv, prog=prog, return_unknown_args=True, **settings)
+    except SystemExit as end:
+        if end.code and not _speaks():
+            _is_left()
+        raise
     if not unknown:
         return parsed
 

@@ -195,6 +195,7 @@ class Reducer:
             bucket.full = bucket.works = bucket.take = None
 
     def _arrived(self, p):  # called in backward, once p.grad is complete
+        self.finished = False
         if not self.sync:
             return
         bucket = self.bucket_of[p]
@@ -203,7 +204,6 @@ class Reducer:
             raise RuntimeError(f"a second backward in one step: {remedy}")
         if p.grad is None:
             raise RuntimeError("another hook has taken this gradient: only one may")
-        self.finished = False
         bucket.collect(p)
         bucket.missing.remove(p)
         if not bucket.missing:
@@ -254,7 +254,8 @@ class Reducer:
 class ShardedOptimizer(Optimizer):
     """What the optimizers of chapter 15 share.
 
-    Buckets of gradients, one norm over all ranks, a state dict in the single-process form.
+    Buckets of gradients, one norm over all ranks, a state dict in the single-process form. With two in one
+    process, call the first one's `finish` before the second one's backward, or their messages may mix.
     """
 
     def _connect(
@@ -266,6 +267,7 @@ class ShardedOptimizer(Optimizer):
         self.wire, self.buckets, self._rounds = wire, buckets, rounds
         claim_gradients([p for bucket in buckets for p in bucket.params], type(self).__name__)
         self.reducer = Reducer(buckets, wire)
+        self.places = {p: p.data_ptr() for p in self.reducer.bucket_of}  # of the weights, in memory
 
     def add_param_group(self, param_group):
         "Only during construction: a later group would be in no bucket."
@@ -331,6 +333,9 @@ class ShardedOptimizer(Optimizer):
 
         Frees the gradients. All ranks call it.
         """
+        if any(p.data_ptr() != place for p, place in self.places.items()):
+            remedy = "make the optimizer after that (detach() lets go of the old one)"
+            raise UserError(f"the model was moved or cast after its sharded optimizer was made: {remedy}")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -376,7 +381,7 @@ class ShardedOptimizer(Optimizer):
         self,
         everywhere: bool = False,  # the whole state on every rank, not only on rank 0
     ) -> dict:
-        """The state dict of a single-process optimizer, on the CPU, on rank 0; others get the groups only.
+        """The state dict of a single-process optimizer, on the CPU, on rank 0; others get None for the state.
 
         All ranks call it. One bucket travels at a time.
         """
@@ -387,14 +392,16 @@ class ShardedOptimizer(Optimizer):
         for bucket in self.buckets:
             for p, entry in bucket.gather(keep).items():
                 state[index[p]] = entry
-        return super().state_dict() | {"state": dict(sorted(state.items()))}
+        return super().state_dict() | {"state": dict(sorted(state.items())) if keep else None}
 
     @torch.no_grad()
     def load_state_dict(
         self,
         state_dict: dict,  # whole: from any number of ranks, or from the single-process optimizer
     ):
-        "Keep this rank's part. ValueError, with nothing changed, if it belongs to other parameters."
+        "Keep this rank's part. ValueError, with nothing changed, if it is not whole or of other parameters."
+        if state_dict["state"] is None:
+            raise ValueError("the saved state is on rank 0 only: ask for state_dict(everywhere=True)")
         saved_groups = state_dict["param_groups"]
         self._check_groups(saved_groups)
         state = {}  # parameter -> what was saved for it

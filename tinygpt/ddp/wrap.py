@@ -55,8 +55,7 @@ class _Replica(nn.Module):
         # from the last to the first, as backward comes to them; tied ones come once, frozen ones not at all
         self.params = [p for p in module.parameters() if p.requires_grad][::-1]
         claim_gradients(self.params, type(self).__name__)
-        self.calls = 0
-        self.bytes = 0
+        self.calls = self.bytes = 0
         self.timeline = []
         self.sync = True  # shall the next forward's backward synchronize?
         self.active = False  # is such a backward under way?
@@ -75,6 +74,7 @@ class _Replica(nn.Module):
     def forward(self, *args, **kwargs):
         out = self.module(*args, **kwargs)
         if self.sync and torch.is_grad_enabled():  # decided here, in forward
+            self.active = False  # an earlier backward may have raised
             ends = [t for t in tree_leaves(out) if torch.is_tensor(t) and t.requires_grad]
             register_multi_grad_hook(ends, self._starts, mode="any")
         return out
@@ -309,7 +309,7 @@ def wrap_fsdp(
 def no_sync(
     model: nn.Module,  # of torch's DDP, FSDP2, one of this chapter's three, or a plain one
 ):
-    """Around forward and backward of every micro-step but the last: keep its gradients here.
+    """Around forward and backward of every micro-step but the last: keep its gradients here, whole.
 
     For `accumulate_gradients(no_sync=...)` and `train_step(no_sync=...)`.
     """
