@@ -145,9 +145,12 @@ def test_a_part_that_the_config_does_not_describe_is_counted(monkeypatch):
 
     config = GPTConfig.llama(**SHAPE | dict(vocab_size=777))
     want = by_hand(config)
-    want["matrices"] += config.n_layer * 7 * config.n_embd
-    want["vectors"] += config.n_layer * 5
-    monkeypatch.setattr("tinygpt.model.MLP", Routed)
+    assert param_counts(config) == want  # before, beside and after it: no count is taken for another
+    with monkeypatch.context() as patch:
+        patch.setattr("tinygpt.model.MLP", Routed)
+        routed = param_counts(config)
+    assert routed["matrices"] == want["matrices"] + config.n_layer * 7 * config.n_embd
+    assert routed["vectors"] == want["vectors"] + config.n_layer * 5
     assert param_counts(config) == want
 
 

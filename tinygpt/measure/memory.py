@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch.overrides import TorchFunctionMode
 
+import tinygpt.model
 from ..model import GPT, GPTConfig
 from ..support import UserError, peak_bytes
 from ..tokenizer import pad_vocab
@@ -36,8 +37,13 @@ class _NoDraws(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
+def _layers() -> tuple[type, ...]:
+    "The classes that `tinygpt.model` builds with now: a script may have put its own in the place of one."
+    return tuple(value for value in vars(tinygpt.model).values() if isinstance(value, type))
+
+
 @lru_cache(maxsize=100)
-def _counts(values: tuple) -> dict[str, int]:
+def _counts(values: tuple, layers: tuple) -> dict[str, int]:
     with torch.device("meta"), _NoDraws():
         model = _Shapes(GPTConfig(*values))
     counts = dict.fromkeys(("wte", "wpe", "ngrams", "lm_head", "matrices", "vectors"), 0)
@@ -56,7 +62,7 @@ def param_counts(
     The kinds: wte, wpe, n-gram tables, lm_head, matrices of the blocks, vectors (biases, norms, the rest).
     Counted in the model itself, so a part added to `GPT` is counted too.
     """
-    return dict(_counts(astuple(config)))
+    return dict(_counts(astuple(config), _layers()))
 
 # %% ../../nbs/more/07_measure_memory.ipynb #state
 def state_bytes(
