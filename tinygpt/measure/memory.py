@@ -97,7 +97,7 @@ def activation_bytes(
 
     # a norm: its input, the residual stream; its statistics; its output, as read by the matrix product
     stats = 4 * (2 if c.norm == "layernorm" else 1)  # mean and deviation, or deviation only
-    normed = 4 * C if c.norm == "rmsnorm" and device != "cuda" else 0  # x / rms, before the gain
+    normed = 4 * C if c.norm == "rmsnorm" and torch.device(device).type != "cuda" else 0  # x / rms, before the gain
     norm = 4 * C + stats + normed + half * C
 
     # attention: qkv, one log-sum-exp per head, the result
@@ -140,6 +140,8 @@ def training_step(
     model = GPT(config).to(device)
     if callable(optimizer):
         optimizers = optimizer(model)
+    elif optimizer not in ("adamw", "muon"):
+        raise UserError(f"optimizer = {optimizer} is not known: choose adamw or muon, or give a function")
     else:
         matrices = [p for p in model.h.parameters() if p.dim() == 2] if optimizer == "muon" else []
         rest = [p for p in model.parameters() if not any(p is q for q in matrices)]
@@ -214,9 +216,10 @@ def memory_timeline(
 ) -> list[Moment]:
     "The moments of a training step (not the first one) at which memory may be fullest, in order."
     c = config
-    T = block_size or c.block_size
-    if wrong := _unpredictable(c, batch_size, T, optimizer):
+    T = c.block_size if block_size is None else block_size
+    if wrong := _unpredictable(c, batch_size, T, optimizer, dtype, micro_steps):
         raise UserError(wrong)
+    device = torch.device(device).type  # "cuda" of "cuda:1"
     n = param_counts(c)
     act = activation_bytes(c, batch_size, T, dtype, device)
     rows = batch_size * T  # tokens in the pass: B*T
@@ -250,8 +253,10 @@ def memory_timeline(
 
     fixed["weights"] -= head_copy  # autocast's copies are freed with the activations
     waiting = head if c.tie_weights else 0  # a tied head's gradient waits for the embedding's
-    wide = {"gelu": 2, "gelu_exact": 2, "relu2": 3, "swiglu": 3}[c.mlp] * dtype.itemsize * rows * c.hidden
-    workspace = 2 * stream + wide + beside(block + waiting)
+    # hidden-wide tensors at work in the MLP's backward: in float32, under autocast
+    wide = {"gelu": (1, 2), "gelu_exact": (1, 2), "relu2": (3, 3), "swiglu": (2, 3)}[c.mlp]
+    working = wide[dtype.itemsize < 4] * dtype.itemsize * rows * c.hidden
+    workspace = 2 * stream + working + beside(block + waiting)
     for layer in reversed(range(c.n_layer)):
         held = dict(gradients=have(head + block * (c.n_layer - layer)), activations=activations * (layer + 1))
         moments.append(Moment(f"block {layer} backward", **fixed, **held, workspace=workspace))
@@ -264,7 +269,7 @@ def memory_timeline(
     return [*moments, Moment("optimizer step", **fixed, workspace=stepping)]
 
 # %% ../../nbs/more/07_measure_memory.ipynb #timeline-help
-def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str:
+def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str, dtype, micro_steps: int) -> str:
     "A sentence that says why there is no prediction; empty if there is one."
     if problems := c.problems():
         return "; ".join(problems)
@@ -273,6 +278,10 @@ def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str
     if not batch_size >= 1 or not 1 <= T <= c.block_size:
         wanted = f"give at least one row, and rows of 1 to {c.block_size} tokens"
         return f"batch_size = {batch_size}, block_size = {T}: {wanted}"
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"dtype = {dtype}: choose torch.float32, torch.bfloat16 or torch.float16"
+    if micro_steps < 1:
+        return f"micro_steps = {micro_steps}: a step has at least one"
     if c.dropout:
         return f"dropout = {c.dropout}: memory is predicted for dropout 0"
     return ""
