@@ -97,7 +97,8 @@ def activation_bytes(
 
     # a norm: its input, the residual stream; its statistics; its output, as read by the matrix product
     stats = 4 * (2 if c.norm == "layernorm" else 1)  # mean and deviation, or deviation only
-    normed = 4 * C if c.norm == "rmsnorm" and torch.device(device).type != "cuda" else 0  # x / rms, before the gain
+    one_kernel = c.norm == "layernorm" or torch.device(device).type == "cuda"
+    normed = 0 if one_kernel else 4 * C  # x / rms, before the gain
     norm = 4 * C + stats + normed + half * C
 
     # attention: qkv, one log-sum-exp per head, the result
@@ -253,10 +254,7 @@ def memory_timeline(
 
     fixed["weights"] -= head_copy  # autocast's copies are freed with the activations
     waiting = head if c.tie_weights else 0  # a tied head's gradient waits for the embedding's
-    # hidden-wide tensors at work in the MLP's backward: in float32, under autocast
-    wide = {"gelu": (1, 2), "gelu_exact": (1, 2), "relu2": (3, 3), "swiglu": (2, 3)}[c.mlp]
-    working = wide[dtype.itemsize < 4] * dtype.itemsize * rows * c.hidden
-    workspace = 2 * stream + working + beside(block + waiting)
+    workspace = 2 * stream + rows * _mlp_workspace(c, dtype) + beside(block + waiting)
     for layer in reversed(range(c.n_layer)):
         held = dict(gradients=have(head + block * (c.n_layer - layer)), activations=activations * (layer + 1))
         moments.append(Moment(f"block {layer} backward", **fixed, **held, workspace=workspace))
@@ -295,6 +293,12 @@ def _half_copies(c: GPTConfig, dtype: torch.dtype, device: str) -> tuple[int, in
     n = param_counts(c)
     head_rows = c.vocab_size if device == "cpu" else pad_vocab(c.vocab_size)
     return half * n["matrices"] // c.n_layer, half * head_rows * c.n_embd
+
+
+def _mlp_workspace(c: GPTConfig, dtype: torch.dtype) -> int:
+    "Bytes per token of the hidden-wide tensors that the MLP's backward works with: in float32, in half."
+    wide = {"gelu": (1, 2), "gelu_exact": (1, 2), "relu2": (3, 3), "swiglu": (2, 3)}[c.mlp]
+    return wide[dtype.itemsize < 4] * dtype.itemsize * c.hidden
 
 
 def _step_workspace(c: GPTConfig, optimizer: str, stacked: bool, device: str) -> int:
