@@ -145,9 +145,12 @@ def test_a_part_that_the_config_does_not_describe_is_counted(monkeypatch):
 
     config = GPTConfig.llama(**SHAPE | dict(vocab_size=777))
     want = by_hand(config)
-    want["matrices"] += config.n_layer * 7 * config.n_embd
-    want["vectors"] += config.n_layer * 5
-    monkeypatch.setattr("tinygpt.model.MLP", Routed)
+    assert param_counts(config) == want  # before, beside and after it: no count is taken for another
+    with monkeypatch.context() as patch:
+        patch.setattr("tinygpt.model.MLP", Routed)
+        routed = param_counts(config)
+    assert routed["matrices"] == want["matrices"] + config.n_layer * 7 * config.n_embd
+    assert routed["vectors"] == want["vectors"] + config.n_layer * 5
     assert param_counts(config) == want
 
 
@@ -316,6 +319,10 @@ def test_more_rows_never_need_less(rows, name, micro_steps):
         (dict(dropout=0.1), {}, "dropout = 0.1"),
         ({}, dict(optimizer="sgd"), "optimizer = sgd"),
         ({}, dict(block_size=65), "block_size = 65"),
+        ({}, dict(block_size=0), "block_size = 0"),
+        ({}, dict(dtype=torch.float64), "dtype = torch.float64: choose torch.float32, torch.bfloat16"),
+        ({}, dict(dtype="bfloat16"), "dtype = bfloat16: choose torch.float32"),
+        ({}, dict(micro_steps=0), "micro_steps = 0"),
         ({}, dict(batch_size=0), "batch_size = 0"),
         (dict(n_embd=130), {}, "n_embd = 130"),
     ],
@@ -451,3 +458,30 @@ def test_the_trainers_step_with_muon_takes_the_memory_that_is_predicted(variant)
     state = [t for of_one in opt.state.values() for t in of_one.values()]
     kept = sum(t.nbytes for t in [*model.parameters(), *model.buffers(), *state])
     assert kept + peak_bytes(step) == pytest.approx(predicted.total, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mlp", ["gelu", "relu2", "swiglu"])
+@pytest.mark.parametrize("variant", ["gpt2", "llama"])
+def test_predicted_peak_holds_where_a_single_block_makes_it(variant, mlp, dtype):
+    "With many blocks the room that one works in is a small part, and an error in it does not show."
+    shape = dict(vocab_size=64, block_size=256, n_layer=1, n_head=2, n_embd=64, mlp=mlp)
+    config = getattr(GPTConfig, variant)(**shape)
+    predicted = predict_memory(config, 8, dtype=dtype)
+    assert predicted.name == "block 0 backward"
+    assert predicted.total == pytest.approx(measure_memory(config, 8, dtype=dtype), rel=0.11)
+
+
+def test_a_device_may_have_a_number():
+    config = VARIANTS["llama"]
+    first, numbered = (
+        memory_timeline(config, 2, device=device, dtype=torch.bfloat16, optimizer="muon")
+        for device in ("cuda", "cuda:1")
+    )
+    assert first == numbered != memory_timeline(config, 2, dtype=torch.bfloat16, optimizer="muon")
+    assert activation_bytes(config, 2, device="cuda:0") == activation_bytes(config, 2, device="cuda")
+
+
+def test_a_step_with_an_unknown_optimizer_is_not_measured_as_one_with_adamw():
+    with pytest.raises(UserError, match="optimizer = lion is not known"):
+        measure_memory(VARIANTS["gpt2"], 1, optimizer="lion")

@@ -718,6 +718,13 @@ def test_a_program_resumes_its_run_with_the_same_functions_and_settings_only(con
     assert quiet(config, resume=True, objective=replace(own, loss_fn=partial(scaled_loss, factor=2))).finished
 
 
+@pytest.mark.parametrize("setting", [torch.tensor(0.1), Path("words.txt"), {1, 2}])
+def test_a_setting_that_json_cannot_hold_is_refused_before_there_is_a_folder(config, setting):
+    with pytest.raises(UserError, match="settings: the run's folder keeps them as JSON .*: give numbers"):
+        open_run(config, objective=Objective(loss_fn=lambda *_: None, settings={"it": setting})).close()
+    assert not config.folder.exists()
+
+
 def test_a_run_for_the_next_token_does_not_go_on_with_another_objective(config):
     quiet(config)
     config.optim.max_steps = 22

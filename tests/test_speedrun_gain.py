@@ -128,3 +128,27 @@ def test_a_gain_whose_interval_holds_1_is_told_to_be_noise():
     assert climb([rung_of("start", True), same])[1]["noise"] and "inside the noise" in ladder_table(
         climb([rung_of("start", True), same])
     )
+
+
+@pytest.mark.parametrize(
+    "losses, told",
+    [
+        ({90: [1.87] * 3, 110: [1.9] * 3}, "110 steps end above 1.88, and 90 steps do not: the seeds"),
+        (
+            {77: [1.9] * 3, 92: [1.87] * 3, 110: [1.89] * 3, 130: [1.85] * 3},
+            "110 steps end above 1.88, and 92 steps do not",
+        ),
+        ({90: [1.9] * 3, 110: [1.86] * 2}, "runs of 90 and of 110 steps have different seeds"),
+        ({90: [1.9] * 2, 110: [1.86] * 3}, "runs of 90 and of 110 steps have different seeds"),
+    ],
+)
+def test_runs_that_give_no_crossing_are_told(losses, told):
+    runs = [dict(seed=s, steps=n, loss=loss) for n in losses for s, loss in enumerate(losses[n])]
+    with pytest.raises(UserError, match=told):
+        steps_to_goal(runs)
+
+
+@pytest.mark.parametrize("here", [{1: 5.0, 3: 4.0}, {1: 5.0}, {1: 5.0, 2: 4.0, 3: 3.0}, {}])
+def test_rungs_with_other_seeds_make_no_pairs(here):
+    with pytest.raises(UserError, match=r"the seeds \[1, 2\] and .* make no pairs"):
+        gain({1: 10.0, 2: 9.0}, here)

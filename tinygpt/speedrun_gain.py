@@ -24,7 +24,8 @@ def steps_to_goal(
     """The number of steps with which each seed ends at `goal`, by a line through two lengths.
 
     They are the longest whose median loss is above the goal, and the shortest whose median is not. The line's
-    slope, over the logarithm of the steps, is that of the medians. UserError if one of the two is missing.
+    slope, over the logarithm of the steps, is that of the medians. UserError if one of the two is missing, if
+    the longer runs are not the better ones, or if the two have different seeds.
     """
     losses = {}  # steps -> seed -> loss
     for run in runs:
@@ -35,6 +36,10 @@ def steps_to_goal(
     if not above or not below:
         raise UserError(f"the runs of {sorted(median)} steps end on one side of {goal}: add a length")
     short, long = max(above), min(below)
+    if short > long:
+        raise UserError(f"{short} steps end above {goal}, and {long} steps do not: the seeds are too few")
+    if losses[short].keys() != losses[long].keys():
+        raise UserError(f"the runs of {short} and of {long} steps have different seeds: run the same ones")
     slope = (median[long] - median[short]) / math.log(long / short)
 
     found = {}
@@ -70,7 +75,12 @@ def gain(
     here: dict[int, float],  # the same seeds
     clock: float = 0.0,  # standard error of the ratio that comes from the clock
 ) -> tuple[float, float, float]:
-    "(mean, low, high): how many times less time a rung takes than the one below it, with a 95 % interval."
+    """(mean, low, high): how many times less time a rung takes than the one below it, with a 95 % interval.
+
+    UserError if they have different seeds, or only one.
+    """
+    if below.keys() != here.keys():
+        raise UserError(f"the seeds {sorted(below)} and {sorted(here)} make no pairs: run the same ones")
     mean, half = interval(math.log(below[seed] / here[seed]) for seed in below)
     half = math.hypot(half, 2 * clock)
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)

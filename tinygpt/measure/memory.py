@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch.overrides import TorchFunctionMode
 
+import tinygpt.model
 from ..model import GPT, GPTConfig
 from ..support import UserError, peak_bytes
 from ..tokenizer import pad_vocab
@@ -36,8 +37,13 @@ class _NoDraws(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
+def _layers() -> tuple[type, ...]:
+    "The classes that `tinygpt.model` builds with now: a script may have put its own in the place of one."
+    return tuple(value for value in vars(tinygpt.model).values() if isinstance(value, type))
+
+
 @lru_cache(maxsize=100)
-def _counts(values: tuple) -> dict[str, int]:
+def _counts(values: tuple, layers: tuple) -> dict[str, int]:
     with torch.device("meta"), _NoDraws():
         model = _Shapes(GPTConfig(*values))
     counts = dict.fromkeys(("wte", "wpe", "ngrams", "lm_head", "matrices", "vectors"), 0)
@@ -56,7 +62,7 @@ def param_counts(
     The kinds: wte, wpe, n-gram tables, lm_head, matrices of the blocks, vectors (biases, norms, the rest).
     Counted in the model itself, so a part added to `GPT` is counted too.
     """
-    return dict(_counts(astuple(config)))
+    return dict(_counts(astuple(config), _layers()))
 
 # %% ../../nbs/more/07_measure_memory.ipynb #state
 def state_bytes(
@@ -91,7 +97,8 @@ def activation_bytes(
 
     # a norm: its input, the residual stream; its statistics; its output, as read by the matrix product
     stats = 4 * (2 if c.norm == "layernorm" else 1)  # mean and deviation, or deviation only
-    normed = 4 * C if c.norm == "rmsnorm" and device != "cuda" else 0  # x / rms, before the gain
+    one_kernel = c.norm == "layernorm" or torch.device(device).type == "cuda"
+    normed = 0 if one_kernel else 4 * C  # x / rms, before the gain
     norm = 4 * C + stats + normed + half * C
 
     # attention: qkv, one log-sum-exp per head, the result
@@ -134,6 +141,8 @@ def training_step(
     model = GPT(config).to(device)
     if callable(optimizer):
         optimizers = optimizer(model)
+    elif optimizer not in ("adamw", "muon"):
+        raise UserError(f"optimizer = {optimizer} is not known: choose adamw or muon, or give a function")
     else:
         matrices = [p for p in model.h.parameters() if p.dim() == 2] if optimizer == "muon" else []
         rest = [p for p in model.parameters() if not any(p is q for q in matrices)]
@@ -208,9 +217,10 @@ def memory_timeline(
 ) -> list[Moment]:
     "The moments of a training step (not the first one) at which memory may be fullest, in order."
     c = config
-    T = block_size or c.block_size
-    if wrong := _unpredictable(c, batch_size, T, optimizer):
+    T = c.block_size if block_size is None else block_size
+    if wrong := _unpredictable(c, batch_size, T, optimizer, dtype, micro_steps):
         raise UserError(wrong)
+    device = torch.device(device).type  # "cuda" of "cuda:1"
     n = param_counts(c)
     act = activation_bytes(c, batch_size, T, dtype, device)
     rows = batch_size * T  # tokens in the pass: B*T
@@ -244,8 +254,7 @@ def memory_timeline(
 
     fixed["weights"] -= head_copy  # autocast's copies are freed with the activations
     waiting = head if c.tie_weights else 0  # a tied head's gradient waits for the embedding's
-    wide = {"gelu": 2, "gelu_exact": 2, "relu2": 3, "swiglu": 3}[c.mlp] * dtype.itemsize * rows * c.hidden
-    workspace = 2 * stream + wide + beside(block + waiting)
+    workspace = 2 * stream + rows * _mlp_workspace(c, dtype) + beside(block + waiting)
     for layer in reversed(range(c.n_layer)):
         held = dict(gradients=have(head + block * (c.n_layer - layer)), activations=activations * (layer + 1))
         moments.append(Moment(f"block {layer} backward", **fixed, **held, workspace=workspace))
@@ -258,7 +267,7 @@ def memory_timeline(
     return [*moments, Moment("optimizer step", **fixed, workspace=stepping)]
 
 # %% ../../nbs/more/07_measure_memory.ipynb #timeline-help
-def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str:
+def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str, dtype, micro_steps: int) -> str:
     "A sentence that says why there is no prediction; empty if there is one."
     if problems := c.problems():
         return "; ".join(problems)
@@ -267,6 +276,10 @@ def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str) -> str
     if not batch_size >= 1 or not 1 <= T <= c.block_size:
         wanted = f"give at least one row, and rows of 1 to {c.block_size} tokens"
         return f"batch_size = {batch_size}, block_size = {T}: {wanted}"
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"dtype = {dtype}: choose torch.float32, torch.bfloat16 or torch.float16"
+    if micro_steps < 1:
+        return f"micro_steps = {micro_steps}: a step has at least one"
     if c.dropout:
         return f"dropout = {c.dropout}: memory is predicted for dropout 0"
     return ""
@@ -280,6 +293,12 @@ def _half_copies(c: GPTConfig, dtype: torch.dtype, device: str) -> tuple[int, in
     n = param_counts(c)
     head_rows = c.vocab_size if device == "cpu" else pad_vocab(c.vocab_size)
     return half * n["matrices"] // c.n_layer, half * head_rows * c.n_embd
+
+
+def _mlp_workspace(c: GPTConfig, dtype: torch.dtype) -> int:
+    "Bytes per token of the hidden-wide tensors that the MLP's backward works with: in float32, in half."
+    wide = {"gelu": (1, 2), "gelu_exact": (1, 2), "relu2": (3, 3), "swiglu": (2, 3)}[c.mlp]
+    return wide[dtype.itemsize < 4] * dtype.itemsize * c.hidden
 
 
 def _step_workspace(c: GPTConfig, optimizer: str, stacked: bool, device: str) -> int:

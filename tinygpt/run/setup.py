@@ -316,6 +316,13 @@ class Objective:
     # makes a function: step, from 0 on -> what the optimizer's rates are multiplied by. None: config.optim's
     schedule: Callable[["Run"], Callable[[int], float]] | None = None
 
+    def __post_init__(self):
+        try:
+            json.dumps(self.settings)
+        except (TypeError, ValueError) as error:
+            told = f"settings: the run's folder keeps them as JSON ({error})"
+            raise UserError(f"{told}: give numbers, strings, lists and dicts") from None
+
     @property
     def parts(self) -> dict[str, str]:
         "The functions that are not the default ones: which part -> the function's name."
@@ -392,17 +399,15 @@ class Run:
     num_params: int  # counted before some of them may go to other processes
     objective: Objective = NEXT_TOKEN  # what it trains for
     step: int = 0  # optimizer steps made, those before a resume counted
-    more_rows: int = (
-        0  # rows read beyond `batch_size` per step: before a resume the batch size may have been another
-    )
+    # rows read beyond `batch_size` per step: before a resume the batch size may have been another
+    more_rows: int = 0
     resumed_from: Path | None = None  # a checkpoint
     differences: list[str] = field(default_factory=list)  # between the machine of the checkpoint and this one
     parallel: Single | None = None  # one process or many; it holds the optimizer
     optimizer_line: str = ""  # which implementation runs
     parallel_line: str = ""
-    top_rates: list[float] = field(
-        default_factory=list
-    )  # of each parameter group, at the top of the schedule
+    # of each parameter group, at the top of the schedule
+    top_rates: list[float] = field(default_factory=list)
     schedule: Callable[[int], float] | None = None  # step -> what the rates are multiplied by
     loader: Any = None  # yields (x, y); has state_dict, load_state_dict and close
     scaler: LossScaler | None = None
