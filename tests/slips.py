@@ -124,6 +124,13 @@ SLIPS = [
         "return 141",
         "head breaks the pipe",
     ),
+    Slip(
+        "support",
+        "Undrawn.__torch_function__",
+        "(torch.Tensor.normal_, torch.Tensor.uniform_)",
+        "()",
+        "only torch's own layers are left undrawn",
+    ),
     Slip("support", "_steady_output", "line_buffering=True", "line_buffering=False", "a file shows nothing"),
     Slip(
         "support", "_steady_output", 'errors="replace"', 'errors="strict"', "a run is lost over a character"
@@ -1910,6 +1917,7 @@ SLIPS = [
         "the best one is removed",
     ),
     Slip("checkpoint", "prune", "_first_good(found[::-1], keep)", "found[::-1][:keep]", "damaged ones count"),
+    Slip("checkpoint", "load_model", "with Undrawn():", "if True:", "loading moves the run's random state"),
     Slip("checkpoint", "load_model", "model.to(device).eval()", "model.to(device)", "dropout stays on"),
     Slip(
         "checkpoint",
