@@ -1515,6 +1515,13 @@ SLIPS = [
     ),
     Slip(
         "accumulate_memory",
+        "ChunkedLossGPT.__init__",
+        "self.training = model.training",
+        "pass",
+        "after a validation, a model that was not training trains",
+    ),
+    Slip(
+        "accumulate_memory",
         "ChunkedLossGPT.forward",
         "self.model.features(idx, mask=mask)",
         "self.model.features(idx)",

@@ -664,7 +664,7 @@ def judge_of(run: Run) -> Callable[..., Score]:
 
     def judge(model: GPT, tokens: np.ndarray, max_tokens: int | None = None) -> Score:
         if config.system.loss_chunk:
-            model = ChunkedLossGPT(model, config.system.loss_chunk).train(model.training)
+            model = ChunkedLossGPT(model, config.system.loss_chunk)
         return evaluate(run.apart(model), tokens, max_tokens=max_tokens, **settings)
 
     return judge
