@@ -1067,10 +1067,17 @@ SLIPS = [
     ),
     Slip(
         "measure.plan",
-        "plan",
+        "plan_one",
         "speed / flops_per_token(config)",
         "speed / flops_per_token(config, training=False)",
         "the FLOPs of the forward alone",
+    ),
+    Slip(
+        "measure.__main__",
+        "options_of_run",
+        'd["micro_batch_size"] or d["batch_size"]',
+        'd["batch_size"]',
+        "the rows of a whole step in one pass",
     ),
     Slip("measure.__main__", "read_count", '"m": 1e6', '"m": 2**20', "M as 2**20"),
     # 08
