@@ -154,7 +154,7 @@ def a_run(tmp_path):
 def test_a_run_is_planned_for_with_its_own_settings(capsys, a_run, part):
     folder, model = a_run
     here = ["--memory", "8", "--speed", "1", "--device", "cpu"]
-    status, out, err = run(capsys, *here, str(folder / part))
+    status, out, err = run(capsys, str(folder / part), *here)
     assert status == 0 and not err
     lines, p = out.splitlines(), plan_one("the run", model, 8e9, 1e12, 100 * 8 * 64, 4, optimizer="muon")
     assert lines[:2] == table([p], 8e9).splitlines() and not lines[2]

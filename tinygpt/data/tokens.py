@@ -549,9 +549,8 @@ def _is_count(value, least: int = 1) -> bool:
 class TokenData:
     "An opened token folder: `train` and `val` are read-only arrays on disk; only what is used is read."
 
-    folder: (
-        Path  # holds meta.json, tokenizer.json, train.bin, val.bin, and train_000001.bin ... if there is more
-    )
+    # holds meta.json, tokenizer.json, train.bin, val.bin, and train_000001.bin ... if there is more
+    folder: Path
     meta: dict  # format, dtype, vocab_size, tokenizer (fingerprint), source, splits
     tokenizer: Tokenizer  # the tokenizer that made the ids
     train: np.ndarray | Shards  # (n_train,) uint16 or uint32

@@ -11,10 +11,8 @@ import sys
 from dataclasses import dataclass, replace
 from decimal import Decimal, Overflow
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from tyro.conf import Positional, arg
 
 from .memory import available_memory, largest_batch
 from .plan import Plan, measure_training_flops, plan, plan_one, sized_config
@@ -25,11 +23,11 @@ from ..support import UserError, command, parse_options, read_json
 # %% ../../nbs/more/07_measure_command.ipynb #options
 @dataclass
 class Options:
-    "The largest GPT that trains on this machine, and how long it takes."
+    """The largest GPT that trains on this machine, and how long it takes.
 
-    run: Annotated[str | None, Positional, arg(metavar="RUN")] = None
-    """A run such as runs/laptop, or one of its checkpoints: its model, and its settings unless they are
-    given here. None given: models of eleven sizes."""
+    With RUN, a run such as runs/laptop or one of its checkpoints: whether its model does.
+    """
+
     tokens: str | None = None
     """To train on: 300M, 10B, 1e9. None given: 20 for each parameter."""
     batch_size: str = "1"
@@ -163,7 +161,7 @@ def options_of_run(
     if problems := config.problems():
         raise UserError(f"{path}: {'; '.join(problems)}")
     texts = {name: str(number) for name, number in numbers.items()}
-    return config, Options(run=place, optimizer=optimizer, **texts)
+    return config, Options(optimizer=optimizer, **texts)
 
 # %% ../../nbs/more/07_measure_command.ipynb #main-table
 def count_text(n: float) -> str:
@@ -250,15 +248,11 @@ def assumptions(
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.measure [RUN] --tokens 100M`: prints the table."
-    name = "python -m tinygpt.measure"
-    options, model = parse_options(Options, argv, name), None
-    if options.run is not None:
-        if options.variant != Options.variant:
-            raise UserError(
-                f"variant = {options.variant}, but {options.run} has its own: leave --variant out"
-            )
-        model, default = options_of_run(options.run)
-        options = parse_options(Options, argv, name, default=default)
+    place, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
+    model, default = options_of_run(place) if place else (None, Options())
+    options = parse_options(Options, flags, "python -m tinygpt.measure [RUN]", default=default)
+    if model and options.variant != default.variant:
+        raise UserError(f"variant = {options.variant}, but {place} has its own: leave --variant out")
     request = read_request(options)
     shape, settings = request.shape, request.settings
     if model:
@@ -281,7 +275,7 @@ def main(argv: list[str]) -> None:
         verdict = f"it {'trains' if best else 'does not train'} {room}."
     else:
         verdict = f"the largest that trains {room} is {best[-1]}." if best else f"none trains {room}."
-    what = options.run or options.variant
+    what = place or options.variant
     print(f"\n{what}, {rows} per forward pass, {options.optimizer}: {verdict}")
     print(assumptions(request, speed))
 
