@@ -124,6 +124,13 @@ SLIPS = [
         "return 141",
         "head breaks the pipe",
     ),
+    Slip(
+        "support",
+        "Undrawn.__torch_function__",
+        "(torch.Tensor.normal_, torch.Tensor.uniform_)",
+        "()",
+        "only torch's own layers are left undrawn",
+    ),
     Slip("support", "_steady_output", "line_buffering=True", "line_buffering=False", "a file shows nothing"),
     Slip(
         "support", "_steady_output", 'errors="replace"', 'errors="strict"', "a run is lost over a character"
@@ -1060,10 +1067,17 @@ SLIPS = [
     ),
     Slip(
         "measure.plan",
-        "plan",
+        "plan_one",
         "speed / flops_per_token(config)",
         "speed / flops_per_token(config, training=False)",
         "the FLOPs of the forward alone",
+    ),
+    Slip(
+        "measure.__main__",
+        "options_of_run",
+        'd["micro_batch_size"] or d["batch_size"]',
+        'd["batch_size"]',
+        "the rows of a whole step in one pass",
     ),
     Slip("measure.__main__", "read_count", '"m": 1e6', '"m": 2**20', "M as 2**20"),
     # 08
@@ -1508,6 +1522,13 @@ SLIPS = [
     ),
     Slip(
         "accumulate_memory",
+        "ChunkedLossGPT.__init__",
+        "self.training = model.training",
+        "pass",
+        "after a validation, a model that was not training trains",
+    ),
+    Slip(
+        "accumulate_memory",
         "ChunkedLossGPT.forward",
         "self.model.features(idx, mask=mask)",
         "self.model.features(idx)",
@@ -1910,6 +1931,7 @@ SLIPS = [
         "the best one is removed",
     ),
     Slip("checkpoint", "prune", "_first_good(found[::-1], keep)", "found[::-1][:keep]", "damaged ones count"),
+    Slip("checkpoint", "load_model", "with Undrawn():", "if True:", "loading moves the run's random state"),
     Slip("checkpoint", "load_model", "model.to(device).eval()", "model.to(device)", "dropout stays on"),
     Slip(
         "checkpoint",

@@ -443,3 +443,9 @@ def test_padding_columns_get_no_gradient_where_the_product_has_them(cap):
     losses, dz = _chunk(z, t, 9, cap, torch.float64, True)
     assert abs(losses.sum() - oracle) < 1e-12 and dz.shape == (5, 12) and not dz[:, 9:].any()
     assert (dz[:, :9] - torch.autograd.grad(oracle, real)[0]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_wrapper_is_in_the_models_mode_and_leaves_it_there(mode):
+    model = make().train(mode)
+    assert ChunkedLossGPT(model).training is mode and model.h[0].training is mode

@@ -102,12 +102,20 @@ def test_a_model_loads_without_its_trainer_and_gives_the_same_logits(tmp_path, n
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     save_checkpoint(tmp_path / "c", model, ByteTokenizer())
-    loaded, tokenizer, folder = load_model(tmp_path / "c")
+    before = torch.get_rng_state()
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        loaded, tokenizer, folder = load_model(tmp_path / "c")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(torch.get_rng_state(), before)
     idx = torch.arange(8)[None]
     assert torch.equal(loaded(idx)[0], model.eval()(idx)[0]) and not loaded.training
     assert loaded.config == model.config and folder == tmp_path / "c"
     assert tokenizer.fingerprint == ByteTokenizer().fingerprint
     assert_same_weights(loaded, model)
+    for ours, theirs in zip(loaded.buffers(), model.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_saving_does_not_disturb_the_run(tmp_path):

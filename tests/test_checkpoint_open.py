@@ -226,6 +226,44 @@ def test_nanogpts_ckpt_with_gpt2s_tokens(tmp_path, prefix, bias):
     assert find_model(folder / "ckpt.pt") == ("nanogpt", folder / "ckpt.pt")
 
 
+OPENS = """
+import sys
+from pathlib import Path
+import torch
+from tinygpt.checkpoint_open import load_nanogpt, open_model
+from tinygpt.finetune.template import grow_model
+from tinygpt.model_hf import export_hf, load_hf
+
+place = Path(sys.argv[1])
+if sys.argv[2] == "nan":
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN, and imports the compiler
+before = torch.get_rng_state()
+model = open_model(place / "run")[0]
+models = [load_nanogpt(place / "nano/ckpt.pt")[0], load_hf(export_hf(model, place / "hf"))]
+assert grow_model(model, 300)(torch.tensor([[299]]))[0].isfinite().all()
+assert torch.equal(torch.get_rng_state(), before)
+for other in models:
+    rows = model.config.vocab_size
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a[:rows], b[:rows]) if name == "wte.weight" else torch.equal(a, b), name
+    assert other.wte.weight.isfinite().all()
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("memory", ["nan", "any"])
+def test_no_model_that_is_opened_draws_weights_or_imports_torchs_compiler(tmp_path, memory):
+    chars = [chr(64 + i) for i in range(200)]
+    model = GPT(exact_gelu(vocab_size=200, block_size=16))
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", model, NanoChars(chars))
+    folder = nanogpt_file(tmp_path / "nano", model, 200)
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"itos": dict(enumerate(chars)), "vocab_size": 200}))
+    run = [sys.executable, "-c", OPENS, str(tmp_path), memory]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert memory == "nan" or done.stdout.split("\n")[-2] == "[]"
+
+
 def test_nanogpts_model_of_characters_is_used_tuned_and_exported(tmp_path, text, capsys):
     chars = "".join(sorted(set(TEXT) | {"\n"}))
     torch.manual_seed(1)

@@ -179,6 +179,9 @@ def test_a_file_decides_how_long_the_run_is(base, chats, tmp_path, capsys):
 
     assert steps() == (94, 2, 24)  # 3 * 1000 / 32
     assert steps(n=20) == (60, 1, 15)
+    assert steps("--epochs", "auto", n=20) == steps(n=20)
+    (tmp_path / "sixty.toml").write_text("[optim]\nmax_steps = 60")  # a number like any other
+    assert steps("--epochs", 1, "--config", tmp_path / "sixty.toml", n=20)[0] == 1
     assert steps("--epochs", 1) == (32, 0, 8) and steps("--epochs", 0.5, n=65) == (2, 0, 1)
     assert steps("--max-steps", 800) == (800, 20, 200) and steps("--batch-size", 16, rows=16)[0] == 188
     for flags, told in (

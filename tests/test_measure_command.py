@@ -1,14 +1,19 @@
 """`python -m tinygpt.measure`: the table, the flags, and mistakes told in one sentence."""
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
+import tinygpt.measure.__main__ as module
 from tinygpt.measure.__main__ import Options, main, read_request, table, usable_speed
 from tinygpt.measure.memory import predict_memory
-from tinygpt.measure.plan import SIZES, plan, sized_config
+from tinygpt.measure.plan import SIZES, plan, plan_one, sized_config
+from tinygpt.model import GPTConfig
+from tinygpt.run.presets import preset
 from tinygpt.support import UserError
 
 
@@ -95,8 +100,6 @@ def test_counts_may_have_a_suffix(capsys, text, count):
 
 
 def test_a_plan_for_a_larger_machine_measures_no_more_than_fits_here(monkeypatch):
-    import tinygpt.measure.__main__ as module
-
     request = read_request(Options(memory="80", vocab_size="128256", device="cpu"))
     probe = sized_config("gpt2", 128256, 512)
     two_rows = predict_memory(probe, 2, **request.settings).total
@@ -133,3 +136,54 @@ def test_python_m_measure_prints_the_plan_and_tells_a_mistake_in_one_line():
     done = subprocess.run([*command, "--batch-size", "many"], capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "'many'" in done.stderr
+
+
+@pytest.fixture
+def a_run(tmp_path):
+    "A run's folder as the trainer writes it, before its first step."
+    config = preset("laptop")
+    config.model = GPTConfig.modern(vocab_size=300, block_size=64, n_layer=3, n_head=2, n_embd=32)
+    config.data.batch_size, config.data.micro_batch_size = 8, 4
+    config.optim.optimizer, config.optim.max_steps = "muon", 100
+    (tmp_path / "mine/checkpoints/step_000100").mkdir(parents=True)
+    (tmp_path / "mine/config.json").write_text(json.dumps(asdict(config)))
+    return tmp_path / "mine", config.model
+
+
+@pytest.mark.parametrize("part", ["", "checkpoints/step_000100"])
+def test_a_run_is_planned_for_with_its_own_settings(capsys, a_run, part):
+    folder, model = a_run
+    here = ["--memory", "8", "--speed", "1", "--device", "cpu"]
+    status, out, err = run(capsys, str(folder / part), *here)
+    assert status == 0 and not err
+    lines, p = out.splitlines(), plan_one("the run", model, 8e9, 1e12, 100 * 8 * 64, 4, optimizer="muon")
+    assert lines[:2] == table([p], 8e9).splitlines() and not lines[2]
+    assert lines[3] == f"{folder / part}, 4 rows of 64 tokens per forward pass, muon: it trains in 8.0 GB."
+    more = ["--batch-size", "2", "--block-size", "32", "--optimizer", "adamw", "--tokens", "1M"]
+    out = run(capsys, str(folder / part), *more, *here)[1]
+    p = plan_one("the run", replace(model, block_size=32), 8e9, 1e12, 10**6, 2)
+    assert out.startswith(table([p], 8e9)) and "2 rows of 32 tokens per forward pass, adamw" in out
+    out = run(capsys, str(folder / part), "--memory", "0.0001", "--speed", "1", "--device", "cpu")[1]
+    assert "it does not train in 0.0 GB" in out
+
+
+def test_the_speed_of_a_run_is_measured_on_two_layers_of_its_model(capsys, a_run, monkeypatch):
+    folder, model = a_run
+    asked = []
+    monkeypatch.setattr(module, "measure_training_flops", lambda *given: asked.append(given[0]) or 1e12)
+    out = run(capsys, str(folder), "--memory", "8", "--device", "cpu")[1]
+    assert asked == [replace(model, n_layer=2)] and "measured here on two layers 32 wide" in out
+
+
+def test_what_is_no_run_is_told_in_one_sentence(capsys, a_run, tmp_path):
+    folder, _ = a_run
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/config.json").write_text('{"model_type": "llama"}')
+    for argv, words in (
+        ([str(tmp_path / "nowhere")], "holds no config.json"),
+        ([str(tmp_path / "theirs")], "holds no settings of a run"),
+        ([str(folder), "--variant", "llama"], "leave --variant out"),
+        ([str(folder), "--batch-size", "many"], "--batch-size"),
+    ):
+        status, out, err = run(capsys, *argv)
+        assert status == 2 and not out and words in err and err.count("\n") == 1

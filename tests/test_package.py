@@ -1,5 +1,6 @@
 """The source archive and the wheel: is everything in them, and do both work away from the checkout?"""
 
+import ast
 import json
 import os
 import re
@@ -17,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import pages  # noqa: E402
 import release  # noqa: E402
+
+import tinygpt  # noqa: E402
 
 PARTS = ("tinygpt", "nbs", "tests", "tools", "site", "benchmarks")
 
@@ -186,3 +189,32 @@ def test_an_extra_that_an_error_message_tells_to_install_is_one():
     for path in (ROOT / "tinygpt").rglob("*.py"):
         asked = re.findall(r"tinygpt\[([\w,]+)\]", path.read_text(encoding="utf-8"))
         assert {name for names in asked for name in names.split(",")} <= extras, path
+
+
+LAZY = """
+import sys
+import tinygpt
+assert {"GPT", "GPTConfig", "load_model", "open_model", "preset", "__version__"} <= set(dir(tinygpt))
+heavy = [name for name in ("torch", "numpy", "tinygpt.model") if name in sys.modules]
+from tinygpt import GPT, GPTConfig, load_model, open_model, preset
+import tinygpt.checkpoint, tinygpt.checkpoint_open, tinygpt.model, tinygpt.run.presets
+assert GPT is tinygpt.model.GPT and GPTConfig is tinygpt.model.GPTConfig
+assert load_model is tinygpt.checkpoint.load_model and open_model is tinygpt.checkpoint_open.open_model
+assert preset is tinygpt.run.presets.preset
+from tinygpt import train  # a module, as it always was
+assert callable(train.train) and not hasattr(tinygpt, "gpt")
+print(heavy)
+"""
+
+
+def test_the_package_offers_its_main_names_and_imports_torch_only_for_them():
+    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_type_checker_sees_the_same_names_as_python():
+    tree = ast.parse((ROOT / "tinygpt/__init__.py").read_text())
+    [checked] = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {name.asname: line.module for line in checked.body for name in line.names}
+    assert seen == tinygpt._MODULES

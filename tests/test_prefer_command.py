@@ -70,6 +70,8 @@ def test_a_run_on_a_file_of_pairs_goes_on_from_its_folder_alone(place, capsys):
     whole, again = losses(folder / "runs/chat-prefer"), losses(folder / "runs/again")
     assert whole == again and len(whole) == 4 and whole[0] == pytest.approx(0.6931, abs=1e-3)
     assert json.loads((folder / "runs/again/objective.json").read_text())["settings"]["kind"] == "dpo"
+    told = "pairs of pairs.jsonl: 10 to train on, 2 held out; 4 steps of 2 are 0.8 epochs"
+    assert told in (folder / "runs/chat-prefer/log.txt").read_text()
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_begun_again(place):

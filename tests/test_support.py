@@ -19,6 +19,7 @@ from tinygpt.support import (
     PALETTE,
     Timing,
     TorchAdamW,
+    Undrawn,
     UserError,
     atomic_path,
     cache_dir,
@@ -630,3 +631,18 @@ def test_what_one_process_does_alone_is_refused_to_each_of_several(monkeypatch):
                 check_alone("tinygpt.some")
         else:
             check_alone("tinygpt.some")
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_in_an_undrawn_block_a_new_layer_draws_nothing_and_after_it_everything(device):
+    state = torch.get_rng_state()
+    with Undrawn(), torch.device(device):
+        linear, table, norm = torch.nn.Linear(4, 3), torch.nn.Embedding(5, 4), torch.nn.LayerNorm(4)
+        own = torch.ones(2).normal_().mul_(3).uniform_(1, 2)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert [t.device.type for t in (linear.weight, linear.bias, table.weight, own)] == [device] * 4
+        assert norm.bias.shape == (4,) and linear.weight.requires_grad
+    if device == "cpu":
+        assert own.tolist() == [3, 3] and norm.weight.tolist() == [1] * 4  # what is not random is done
+    torch.nn.Linear(4, 3)
+    assert not torch.equal(torch.get_rng_state(), state)

@@ -330,7 +330,9 @@ def test_the_bytes_of_all_tokens_of_a_text_are_the_bytes_of_the_text(bpe, gpt2):
     text = "“Naïve” café – Привет, мир! नमस्ते 😀👩‍👩‍👧 " + SPEECHES[-1][:3000]
     for tok in (bpe, gpt2, ByteTokenizer(), CharTokenizer.train(text)):
         assert tok.token_bytes()[tok.encode(text)].sum() == len(text.encode())
-        assert tok.token_bytes().shape == (tok.n_vocab,) and tok.token_bytes().dtype == np.int64
+        assert (
+            tok.token_bytes().shape == (tok.n_vocab,) == (len(tok),) and tok.token_bytes().dtype == np.int64
+        )
 
 
 def test_a_lone_surrogate_is_refused_with_its_place_and_the_remedy_works(bpe):

@@ -52,7 +52,7 @@ def test_old_ids_stay_and_the_new_ones_follow_them(base):
     tok = SpecialTokenizer(base, NAMES, ["<|end|>"])
     n = base.n_vocab
     assert tok.special == {"<|user|>": n, "<|end|>": n + 1, "<|end|>>": n + 2}
-    assert tok.n_vocab == len(tok.vocab) == n + 3 and tok.vocab[:n] == base.vocab
+    assert tok.n_vocab == len(tok) == len(tok.vocab) == n + 3 and tok.vocab[:n] == base.vocab
     assert (tok.eot, tok.start, tok.ends) == (base.eot, base.start, base.ends | {n + 1})
     for text in (ODD, TEXT, "", "<|end|>"):
         assert tok.encode(text) == base.encode(text) and tok.decode(tok.encode(text)) == text
@@ -80,7 +80,7 @@ def test_a_template_has_the_ids_that_the_library_tokenizers_gives(kind, tmp_path
     theirs.add_special_tokens(NAMES)
     for text in ("", ODD, "<|user|>the people<|end|>", "<|end|>>1790<|end|>", " <|user|> the \n<|end|>"):
         assert tok.encode_template(text) == theirs.encode(text, add_special_tokens=False).ids
-    assert tok.n_vocab == theirs.get_vocab_size()
+    assert tok.n_vocab == len(tok) == theirs.get_vocab_size()
     assert tok.eot in tok.encode_template("a<|endoftext|>T" if kind != "char" else "t<|endoftext|>t")
 
 

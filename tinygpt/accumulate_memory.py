@@ -191,6 +191,7 @@ class ChunkedLossGPT(nn.Module):
         self.model = model
         self.chunk = chunk
         self.config = model.config
+        self.training = model.training  # the mode to return to after a validation
 
     def forward(
         self,

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from .data.tokens import sha256_file, sha256_once
 from .model import GPT, GPTConfig
 from .model_hf import check_size, check_weights, read_pickle
-from .support import UserError, atomic_path, finite, read_json
+from .support import Undrawn, UserError, atomic_path, finite, read_json
 from .tokenizer import Tokenizer
 
 # %% ../nbs/16_checkpoint.ipynb #rng
@@ -298,10 +298,8 @@ def load_model(
     if tokenizer.n_vocab != config.vocab_size:
         sizes = f"{tokenizer.n_vocab} ids, model.json says vocab_size = {config.vocab_size}"
         raise UserError(f"{folder / 'tokenizer.json'} has {sizes}: {_OTHER}")
-    with torch.device("meta"):  # shapes without numbers, which are about to be loaded
+    with Undrawn():  # drawing would move the run's random state
         model = GPT(config)
-    # a generator of its own: loading must not move the run's
-    model.to_empty(device="cpu").init_weights(torch.Generator())
     _check_fit(model, weights, folder)
     model.load_state_dict(weights, assign=True)
     return model.to(device).eval(), tokenizer, folder

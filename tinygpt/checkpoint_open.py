@@ -11,13 +11,11 @@ import re
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from .checkpoint import load_model
 from .data.open import _nanogpt_tokenizer as nanogpt_tokenizer
 from .model import GPT, GPTConfig
 from .model_hf import check_size, check_weights, hf_folder, load_hf, read_pickle, state_from_hf
-from .support import UserError, cache_dir, read_json
+from .support import Undrawn, UserError, cache_dir, read_json
 from .tokenizer import BPETokenizer, CharTokenizer, Tokenizer
 from .tokenizer_hf import NanoChars, read_hf_tokenizer
 
@@ -55,9 +53,8 @@ def load_nanogpt(
         elif ".h." in name and t.dim() == 2:
             t = t.T
         theirs[name] = t
-    with torch.device("meta"):
+    with Undrawn():
         model = GPT(config)
-    model.to_empty(device="cpu").init_weights(torch.Generator())
     return state_from_hf(model, theirs, "gpt2"), tokenizer
 
 # %% ../nbs/more/16_checkpoint_open.ipynb #open

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from .attention import AttentionImpl
 from .model import GPT, GPTConfig
-from .support import UserError, atomic_path, read_json
+from .support import Undrawn, UserError, atomic_path, read_json
 
 # %% ../nbs/more/06_model_hf.ipynb #names
 _LLAMA = {  # ours -> theirs, inside a block; a list where we keep several joined
@@ -470,9 +470,9 @@ def load_hf(
     state = _read_weights(folder)
     check_weights(state, folder)
     check_size(config, sum(t.numel() for t in state.values()), path)
-    with torch.device("meta"):
+    with Undrawn():
         model = GPT(config, attn_impl)
-    return state_from_hf(model.to_empty(device="cpu").init_weights(), state, hf["model_type"])
+    return state_from_hf(model, state, hf["model_type"])
 
 # %% ../nbs/more/06_model_hf.ipynb #download
 def _download(name: str) -> Path:
@@ -512,7 +512,7 @@ def export_hf(
     hf = config_to_hf(model.config) | more
     state, dtype = state_to_hf(model), model.wte.weight.dtype
     if hf["model_type"] == "gpt2" and not model.config.bias:  # theirs always has biases: write zeros
-        with torch.device("meta"):  # only for the names and shapes
+        with torch.device("meta"), Undrawn():  # only for the names and shapes
             biased = GPT(replace(model.config, bias=True))
         for name, p in biased.named_parameters():
             if name.endswith(".bias"):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PALETTE', 'UserError', 'file_problem', 'read_json', 'finite', 'atomic_path', 'hold_lock', 'cache_dir', 'Timing',
            'synchronize', 'measure_time', 'peak_bytes', 'plot_style', 't_share', 't_quantile', 'interval', 'Optimizer',
-           'TorchAdamW', 'gpu_record', 'check_exercise', 'check_alone', 'command', 'parse_options']
+           'TorchAdamW', 'Undrawn', 'gpu_record', 'check_exercise', 'check_alone', 'command', 'parse_options']
 
 # %% ../nbs/more/00_support.ipynb #imports
 import dataclasses
@@ -32,6 +32,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 from torch.autograd import DeviceType
+from torch.overrides import TorchFunctionMode
 
 # %% ../nbs/more/00_support.ipynb #usererror
 class UserError(ValueError):
@@ -358,6 +359,21 @@ class TorchAdamW(Optimizer, torch.optim.AdamW):
             raise UserError("TorchAdamW: differentiable = True is for torch.optim.AdamW: use that")
 
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+# %% ../nbs/more/00_support.ipynb #undrawn
+class Undrawn(TorchFunctionMode):
+    """In this block nothing is drawn: weights of a new model keep what their memory held.
+
+    For a model that is about to be loaded. One that is only counted can be made on the meta device, too.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
+            return args[0]
+        return func(*args, **kwargs)
 
 # %% ../nbs/more/00_support.ipynb #gpu-record
 def _cell(value) -> str:

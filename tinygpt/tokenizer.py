@@ -26,8 +26,7 @@ from .support import UserError, atomic_path, cache_dir
 # %% ../nbs/02_tokenizer.ipynb #merge-pair
 def merge_pair(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
     "`ids` with each occurrence of `pair`, from the left, replaced by `new`."
-    out = []
-    i = 0
+    out, i = [], 0
     while i < len(ids):
         hit = i + 1 < len(ids) and (ids[i], ids[i + 1]) == pair
         out.append(new if hit else ids[i])
@@ -117,6 +116,9 @@ class Vocabulary:
         self.vocab = [*vocab, b""]
         self.n_vocab = len(self.vocab)
         self.eot = len(vocab)
+
+    def __len__(self) -> int:
+        return self.n_vocab
 
     def decode_bytes(self, ids) -> bytes:  # ids: a list of int, or a one-dimensional array or tensor
         "The bytes of `ids`, one after the other."

@@ -21,7 +21,6 @@ import shutil
 import stat
 import sys
 import time
-import urllib.error
 import urllib.request
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -191,7 +190,7 @@ def shakespeare() -> Corpus:
     if not path.exists():
         try:
             raw = urllib.request.urlopen(SHAKESPEARE_URL, timeout=20).read()
-        except (urllib.error.URLError, OSError) as error:
+        except OSError as error:
             raise UserError(
                 f"data: Tiny Shakespeare could not be fetched ({error}): "
                 f"save {SHAKESPEARE_URL} as {path}, or give its path as --source"
@@ -238,8 +237,8 @@ def load_corpus(
 
 def _visible_files(folder: Path, pattern: str) -> list[Path]:
     "The files under a folder, in order, except names that begin with a dot."
-    parts = {f: f.relative_to(folder).parts for f in sorted(folder.rglob(pattern)) if f.is_file()}
-    return [f for f in parts if not any(part.startswith(".") for part in parts[f])]
+    files = sorted(f for f in folder.rglob(pattern) if f.is_file())
+    return [f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts)]
 
 
 def _text_files(path: Path) -> list[Path]:
@@ -549,9 +548,8 @@ def _is_count(value, least: int = 1) -> bool:
 class TokenData:
     "An opened token folder: `train` and `val` are read-only arrays on disk; only what is used is read."
 
-    folder: (
-        Path  # holds meta.json, tokenizer.json, train.bin, val.bin, and train_000001.bin ... if there is more
-    )
+    # holds meta.json, tokenizer.json, train.bin, val.bin, and train_000001.bin ... if there is more
+    folder: Path
     meta: dict  # format, dtype, vocab_size, tokenizer (fingerprint), source, splits
     tokenizer: Tokenizer  # the tokenizer that made the ids
     train: np.ndarray | Shards  # (n_train,) uint16 or uint32

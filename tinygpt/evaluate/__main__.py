@@ -153,7 +153,7 @@ def evaluate_text(
         tokens = text_tokens(data, tokenizer)
     rows = eval_rows(tokens, block_size, max_tokens)
     share = dict(rank=world.rank, world_size=world.world_size)
-    scored = ChunkedLossGPT(model, loss_chunk).train(model.training) if loss_chunk else model
+    scored = ChunkedLossGPT(model, loss_chunk) if loss_chunk else model
     asked = Apart(scored, tokenizer.eot) if masked else scored
     table = score_rows(asked, tokens, tokenizer.token_bytes(), rows, batch_size, **share)
     score = total_score(table)

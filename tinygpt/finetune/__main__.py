@@ -80,9 +80,9 @@ class Options(StageOptions):
     data: str = "tasks"
     """tasks, or a .jsonl or .json file of conversations. The fields of each: messages (a list of
     {role, content}); or instruction, input and output; or prompt and completion"""
-    epochs: float | None = None
+    epochs: float | Literal["auto"] | None = None
     """how many times to go through the conversations, in place of --max-steps.
-    default: for a file 3, or more if that would be fewer than 60 steps"""
+    auto, the default for a file: 3, or more if that would be fewer than 60 steps"""
     held_out: int | None = None
     """how many conversations of the file to hold out for validation.
     default: a tenth, at most 128; none of fewer than 50"""
@@ -118,10 +118,10 @@ def parse_arguments(
     if options.epochs is not None:
         if "max_steps" in named:
             raise UserError("--epochs and --max-steps both say how long the run is: give one of them")
-        if not 0 < options.epochs < math.inf:
+        if options.epochs != "auto" and not 0 < options.epochs < math.inf:
             raise UserError(f"epochs = {options.epochs}: give a number above 0, such as {EPOCHS:g}")
     elif begins and options.data != "tasks" and "max_steps" not in named and config.optim.max_steps == STEPS:
-        options.epochs, config.optim.max_steps = EPOCHS, FEWEST_STEPS
+        options.epochs = "auto"
     return options
 
 # %% ../../nbs/more/22_finetune_command.ipynb #data
@@ -248,8 +248,8 @@ def fit_steps(
     encoded = encode_conversations(tokenizer, conversations, T, options.train_on)
     epoch = len(AnswerLoader(encoded, 1, T, options.packed, config.run.seed).rows)
     o, e = config.optim, config.eval
-    least = FEWEST_STEPS if o.max_steps == FEWEST_STEPS else 1  # the default of a file
-    o.max_steps = max(least, math.ceil(options.epochs * epoch / rows))
+    epochs, least = (EPOCHS, FEWEST_STEPS) if options.epochs == "auto" else (options.epochs, 1)
+    o.max_steps = max(least, math.ceil(epochs * epoch / rows))
     if options.resume is None and o.warmup_steps == WARMUP:
         o.warmup_steps = min(WARMUP, WARMUP * o.max_steps // STEPS)
     if options.resume is None and e.eval_every == EVAL_EVERY:

@@ -17,7 +17,7 @@ import torch
 from ..checkpoint import save_checkpoint
 from ..checkpoint_open import open_model
 from ..model import GPT
-from ..support import UserError
+from ..support import Undrawn, UserError
 from ..tokenizer import Tokenizer
 from ..tokenizer_special import EOT_NAME, SpecialTokenizer
 
@@ -153,11 +153,11 @@ def grow_model(
     old = model.config.vocab_size
     if n_vocab < old:
         raise UserError(f"n_vocab = {n_vocab}, but the model has {old} ids already: give as many or more")
-    with torch.device("meta"):
+    with Undrawn():
         grown = GPT(replace(model.config, vocab_size=n_vocab))
     weight = next(model.parameters())
     # its own generator: growing must not advance the run's
-    grown.to_empty(device="cpu").init_weights(torch.Generator())
+    grown.init_weights(torch.Generator())
     grown.to(device=weight.device, dtype=weight.dtype)
     state = dict(model.state_dict())
     for name in ("wte.weight", "lm_head.weight"):

@@ -13,28 +13,18 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 import tinygpt.model
 from ..model import GPT, GPTConfig
-from ..support import UserError, peak_bytes
+from ..support import Undrawn, UserError, peak_bytes
 from ..tokenizer import pad_vocab
 
 # %% ../../nbs/more/07_measure_memory.ipynb #counts
 class _Shapes(GPT):
-    "A GPT whose weights are never drawn; made on the meta device, it takes no memory either."
+    "A GPT without numbers: neither weights nor the rotary table."
 
     def init_weights(self, generator=None):
         return self
-
-
-class _NoDraws(TorchFunctionMode):
-    "Torch's layers leave their weights as they are. Drawing on meta would import torch's compiler: a second."
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"]
-        return func(*args, **kwargs or {})
 
 
 def _layers() -> tuple[type, ...]:
@@ -44,7 +34,7 @@ def _layers() -> tuple[type, ...]:
 
 @lru_cache(maxsize=100)
 def _counts(values: tuple, layers: tuple) -> dict[str, int]:
-    with torch.device("meta"), _NoDraws():
+    with torch.device("meta"), Undrawn():
         model = _Shapes(GPTConfig(*values))
     counts = dict.fromkeys(("wte", "wpe", "ngrams", "lm_head", "matrices", "vectors"), 0)
     for name, p in model.named_parameters():

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['STEPS', 'ROWS', 'RATE', 'BETA', 'prefer_config', 'Options', 'parse_arguments', 'check_start', 'asked_of',
-           'open_preferences', 'preference_objective', 'run_options', 'main']
+           'open_preferences', 'preference_objective', 'pairs_line', 'run_options', 'main']
 
 # %% ../../nbs/more/23_prefer_command.ipynb #imports
 import random
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -136,13 +137,21 @@ def preference_objective(
     return replace(objective, judge=judge)
 
 
+def pairs_line(run: Run, preferences: Preferences, source: str) -> str:
+    "What the log says about the pairs before the first step."
+    n, steps, in_step = len(preferences.pairs), run.config.optim.max_steps, run.config.data.batch_size // 2
+    line = f"pairs of {source}: {n:,} to train on, {len(preferences.held_out):,} held out"
+    return f"{line}; {steps:,} steps of {in_step} are {steps * in_step / n:.3g} epochs"
+
+
 def run_options(options: Options) -> TrainResult:
     "Train with these options."
     world = init_world(options.train.system.device, timeout=1800)
     on_all(world, lambda: check_start(options, world.world_size))
     preferences = on_first(world, lambda: open_preferences(options, world.device))
     objective = preference_objective(preferences, asked_of(options))
-    kept = replace(objective, settings=own_settings(options))
+    line = partial(pairs_line, preferences=preferences, source=options.data)
+    kept = replace(objective, settings=own_settings(options), introduce=line)
     return train(
         options.train, resume=options.resume is not None, overwrite=options.overwrite, objective=kept
     )

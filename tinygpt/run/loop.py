@@ -345,9 +345,8 @@ class Judge:
     def validate(self, max_tokens: int | None = None) -> Score:
         "Score the validation text; the default is `eval_tokens` of it."
         run, log = self.run, self.log
-        run.parallel.optimizer.zero_grad(
-            set_to_none=True
-        )  # as the next step would do: gradients only take memory here
+        # as the next step would do: gradients only take memory here
+        run.parallel.optimizer.zero_grad(set_to_none=True)
         with log.pause():
             score = self.score(run.model, run.data.val, max_tokens=max_tokens or run.config.eval.eval_tokens)
         bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
@@ -426,10 +425,7 @@ class Keeper:
         log.files.to_disk()  # the lines that the checkpoint covers come first
         try:
             save_checkpoint(path, run.model, run.data.tokenizer, optimizer, state, weights)
-        except (
-            RuntimeError,
-            SafetensorError,
-        ) as error:  # what torch and safetensors raise when a write fails
+        except (RuntimeError, SafetensorError) as error:  # of torch and safetensors, when a write fails
             reason = str(error).splitlines()[0]
             way_on = last_words(run.config, run.objective.resumed_by)
             raise UserError(f"{path} could not be saved ({reason}): {way_on}") from error
@@ -519,11 +515,8 @@ def _report(run: Run, judge: Judge, log: Log, val: Score, costs: str) -> None:
         log.files.spare("report.md", write_report, *page)
     files = ("report.md", "config.json", "metrics.jsonl", "loss.png", "samples.txt", "checkpoints")
     log.say(f"in {run.folder}: {', '.join(file for file in files if (run.folder / file).exists())}")
-    log.say(
-        f"talk to it with: {commands['Talk']}"
-        if "Talk" in commands
-        else f"write more with: {commands['Write']}"
-    )
+    verb, key = ("talk to it", "Talk") if "Talk" in commands else ("write more", "Write")
+    log.say(f"{verb} with: {commands[key]}")
 
 
 def _tell_loss(run: Run, loss: float) -> None:

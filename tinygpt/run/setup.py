@@ -54,7 +54,7 @@ from .parallel import Single, choose_parallel, on_all, on_first
 from .presets import PRESETS, preset
 from .report import read_metrics
 from ..schedule import make_schedule
-from ..support import UserError, atomic_path, cache_dir, read_json
+from ..support import Undrawn, UserError, atomic_path, cache_dir, read_json
 from ..tokenizer import CharTokenizer, Tokenizer
 from ..tokenizer_hf import read_tokenizer
 
@@ -108,7 +108,8 @@ def initial_model(
     T = config.model.block_size
     config.model = replace(model.config, block_size=T, dropout=config.model.dropout)
     state = {name: t[:T] if name == "wpe.weight" else t for name, t in model.state_dict().items()}
-    shorter = GPT(config.model)
+    with Undrawn():
+        shorter = GPT(config.model)
     shorter.load_state_dict(state)
     return shorter
 
@@ -662,14 +663,18 @@ def validation_rows(
 
 def judge_of(run: Run) -> Callable[..., Score]:
     "`evaluate` for this run: judge(model, tokens, max_tokens=...) -> Score, over all processes."
-    config, world, token_bytes = run.config, run.world, run.data.tokenizer.token_bytes()
-    place = dict(rank=world.rank, world_size=world.world_size)
-    rows = validation_rows(config, world.world_size)
-    settings = dict(token_bytes=token_bytes, batch_size=rows, autocast=run.policy.autocast) | place
+    config, world = run.config, run.world
+    settings = dict(
+        token_bytes=run.data.tokenizer.token_bytes(),
+        batch_size=validation_rows(config, world.world_size),
+        autocast=run.policy.autocast,
+        rank=world.rank,
+        world_size=world.world_size,
+    )
 
     def judge(model: GPT, tokens: np.ndarray, max_tokens: int | None = None) -> Score:
         if config.system.loss_chunk:
-            model = ChunkedLossGPT(model, config.system.loss_chunk).train(model.training)
+            model = ChunkedLossGPT(model, config.system.loss_chunk)
         return evaluate(run.apart(model), tokens, max_tokens=max_tokens, **settings)
 
     return judge
