@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 2)")
-# of the tests: some only wait for a process
-TESTERS ?= $(shell $(PYTHON) -c "print($(JOBS) + 1)")
+# of tests and of pages: some only wait, for a process or for a kernel that starts or ends
+WORKERS ?= $(shell $(PYTHON) -c "print($(JOBS) + 1)")
 SHORT  := 10
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
@@ -44,13 +44,13 @@ whole: $(VENV)/.installed  ## from a text to a model one can talk to: four runs 
 
 test: $(VENV)/.installed-dev  ## sync and clean, the tests that are not slow, the pages of up to ten seconds
 	$(PY) tools/book.py check
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TESTERS) --dist worksteal -m "not slow"
-	$(PY) tools/book.py run --jobs $(JOBS) --within $(SHORT)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(PY) tools/book.py run --jobs $(WORKERS) --within $(SHORT)
 
 test-all: $(VENV)/.installed-dev  ## the same with the slow tests and all pages, as CI runs it
 	$(PY) tools/book.py check
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TESTERS) --dist worksteal
-	$(PY) tools/book.py run --jobs $(JOBS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal
+	$(PY) tools/book.py run --jobs $(WORKERS)
 
 lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
 	$(PY) -m jupyterlab --notebook-dir=. nbs/index.ipynb

@@ -1038,7 +1038,7 @@ SLIPS = [
     Slip(
         "measure.speed",
         "host_reads",
-        'not _made_by(event, "aten::_fused_adamw_")',
+        "not any(_within(read, call) for call in fused)",
         "True",
         "the fused kernel's own reads are counted",
     ),

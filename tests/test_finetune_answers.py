@@ -261,9 +261,10 @@ def test_exact_match_counts_by_task_and_has_wilsons_interval(model):
     assert str(ExactMatch(81, 263)) == "30.8% (25.5% to 36.6%) of 263"
 
 
-def match_of_rank(world, model, examples):
-    "What `exact_match` finds where each process asks a part of the questions."
-    return exact_match(model, TOKENIZER, examples, world.rank, world.world_size, max_new_tokens=5)
+def matches_of_rank(world, model, several):
+    "What `exact_match` finds for each list of questions where each process asks a part of them."
+    place = world.rank, world.world_size
+    return [exact_match(model, TOKENIZER, examples, *place, max_new_tokens=5) for examples in several]
 
 
 def test_two_processes_ask_a_part_each_and_both_know_the_whole(model):
@@ -274,9 +275,9 @@ def test_two_processes_ask_a_part_each_and_both_know_the_whole(model):
     ]
     alone = exact_match(model, TOKENIZER, examples, max_new_tokens=5)
     assert alone["all"] == ExactMatch(6, 9)
-    assert run_processes(match_of_rank, 2, model, examples) == [alone, alone]
     one = exact_match(model, TOKENIZER, examples[:1], max_new_tokens=5)  # nothing is left for the other
-    assert run_processes(match_of_rank, 2, model, examples[:1]) == [one, one]
+    ranks = run_processes(matches_of_rank, 2, model, [examples, examples[:1]])
+    assert ranks == [[alone, one], [alone, one]]
 
 
 def test_rows_that_are_written_stay_in_the_callers_order(model):

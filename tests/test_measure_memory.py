@@ -44,9 +44,9 @@ VARIANTS = {
     "modern": GPTConfig.modern(**SHAPE),
 }
 SIZES = {  # name: (shape, rows): dominated by the loss, by the blocks, by weights and optimizer state
-    "loss": (dict(vocab_size=8192, block_size=128, n_layer=2, n_head=4, n_embd=128), 8),
-    "blocks": (dict(vocab_size=512, block_size=256, n_layer=6, n_head=6, n_embd=192), 8),
-    "weights": (dict(vocab_size=2048, block_size=64, n_layer=6, n_head=6, n_embd=384), 1),
+    "loss": (dict(vocab_size=8192, block_size=128, n_layer=2, n_head=4, n_embd=128), 4),
+    "blocks": (dict(vocab_size=512, block_size=256, n_layer=6, n_head=6, n_embd=192), 2),
+    "weights": (dict(vocab_size=2048, block_size=32, n_layer=6, n_head=4, n_embd=256), 1),
 }
 
 

@@ -519,7 +519,7 @@ def test_broken_folders_are_told_in_a_sentence(tmp_path):
 class Hub(http.server.BaseHTTPRequestHandler):
     "The few answers of the hub that a download needs."
 
-    files: dict = {}
+    files: dict = {}  # of each repository
 
     def log_message(self, *_):
         pass
@@ -529,14 +529,14 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self, body=True):
         path = self.path.split("?")[0]
+        repo = next((repo for repo in self.files if repo in path), "")
+        files = self.files.get(repo, {})
         name = path.rpartition("/")[2]
-        if "you/tiny" not in path:
-            path = name = ""
-        if path.startswith("/api/models/"):
+        if repo and path.startswith("/api/models/"):
             info = {
                 "_id": "0",
-                "id": "you/tiny",
-                "modelId": "you/tiny",
+                "id": repo,
+                "modelId": repo,
                 "sha": "a" * 40,
                 "private": False,
                 "tags": [],
@@ -545,14 +545,13 @@ class Hub(http.server.BaseHTTPRequestHandler):
             }
             if "/tree/" in path:
                 listed = [
-                    {"type": "file", "path": n, "size": len(d), "oid": "b" * 40}
-                    for n, d in self.files.items()
+                    {"type": "file", "path": n, "size": len(d), "oid": "b" * 40} for n, d in files.items()
                 ]
                 data = json.dumps(listed).encode()
             else:
-                data = json.dumps(info | {"siblings": [{"rfilename": n} for n in self.files]}).encode()
-        elif "/resolve/" in path and name in self.files:
-            data = self.files[name]
+                data = json.dumps(info | {"siblings": [{"rfilename": n} for n in files]}).encode()
+        elif "/resolve/" in path and name in files:
+            data = files[name]
         else:
             self.send_response(404)
             self.send_header("X-Error-Code", "RepoNotFound")
@@ -580,53 +579,56 @@ def test_a_name_is_downloaded_from_the_hub_and_without_network_comes_from_its_ca
     folder = export_hf(
         GPT(GPTConfig.llama(vocab_size=101, block_size=16, n_layer=1, n_head=2, n_embd=32)), tmp_path / "made"
     )
-    Hub.files = {p.name: p.read_bytes() for p in folder.iterdir()} | {"README.md": b"not needed"}
+    files = {p.name: p.read_bytes() for p in folder.iterdir()}
+    # an old model has a pickle only, and where there is a safe file the pickle is not fetched
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    pickle = {"pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()}
+    Hub.files = {
+        "you/tiny": files | {"README.md": b"not needed"},
+        "you/both": files | pickle,
+        "you/old": {name: data for name, data in files.items() if name != "model.safetensors"} | pickle,
+    }
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
+    # the hub's address and cache are read when its package is imported, so this is another process
     code = (
         "import sys\nfrom tinygpt.model_hf import load_hf\nfrom tinygpt.support import UserError\n"
-        "try: print('loaded', load_hf(sys.argv[1]).config.n_embd)\n"
-        "except UserError as e: print('refused:', e)"
+        "for name in sys.argv[1:]:\n"
+        "    try: print('loaded', load_hf(name).config.n_embd)\n"
+        "    except UserError as e: print('refused:', e)"
     )
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if "proxy" not in k.lower() and k not in ("HF_TOKEN", "HF_HUB_OFFLINE")
+    }
+    env |= {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(tmp_path / "cache"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
 
-    def run(name, cache="cache"):
-        env = {
-            k: v
-            for k, v in os.environ.items()
-            if "proxy" not in k.lower() and k not in ("HF_TOKEN", "HF_HUB_OFFLINE")
-        }
-        env |= {
-            "HF_ENDPOINT": endpoint,
-            "HF_HOME": str(tmp_path / cache),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code, name],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        return done.stdout + done.stderr * (done.returncode != 0)
+    def run(*names):
+        command = [sys.executable, "-W", "ignore", "-c", code, *names]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
     try:
-        assert "loaded 32" in run("you/tiny")
-        assert not list((tmp_path / "cache").rglob("README.md"))  # only what is needed
-        assert "refused" in (said := run("you/unknown")) and "config.json and model.safetensors" in said
-        # an old model has a pickle only, and where there is a safe file the pickle is not fetched
-        torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
-        Hub.files |= {"pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()}
-        assert "loaded 32" in run("you/tiny", "both") and not list((tmp_path / "both").rglob("*.bin"))
-        del Hub.files["model.safetensors"]
-        assert "loaded 32" in run("you/tiny", "old")
+        tiny, unknown, both, old = run("you/tiny", "you/unknown", "you/both", "you/old")
     finally:
         server.shutdown()
         server.server_close()
-    assert "loaded 32" in run("you/tiny")  # the network is gone, the cache is there
-    assert "loaded 32" in run("you/tiny", "old")
-    assert "refused: 'you/other' is not a folder here" in run("you/other")
+    assert tiny == both == old == "loaded 32"
+    assert unknown.startswith("refused: ") and "config.json and model.safetensors" in unknown
+    fetched = {path.name for path in (tmp_path / "cache").rglob("*")}
+    assert "README.md" not in fetched  # only what is needed
+    pickles = list((tmp_path / "cache").rglob("*.bin"))
+    assert pickles and all("you--old" in str(path) for path in pickles)
+    # the network is gone, the cache is there
+    tiny, old, other = run("you/tiny", "you/old", "you/other")
+    assert tiny == old == "loaded 32" and "refused: 'you/other' is not a folder here" in other
 
 
 def test_without_huggingface_hub_the_sentence_says_what_to_do(monkeypatch):

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tinygpt.ddp.world import run_processes
 from tinygpt.precision import (
     LossScaler,
     Policy,
@@ -488,39 +488,33 @@ def test_a_float16_run_resumes_bit_for_bit_with_its_scaler_and_not_without():
     assert not torch.equal(straight, forgetful), "the check would see a forgotten scaler"
 
 
-def _rank(rank, folder, share_it):
-    """One of two processes: rank 1 overflows in step 2.
+def overflow_on_one_rank(world, share_it):
+    """Weight and scaler of this process, one of two: rank 1 overflows in step 2.
 
     Their gradients are their own, as those of sharded parameters are.
     """
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{share_it}", rank=rank, world_size=2)
-    try:
-        reduce = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX) if share_it else None
-        w = nn.Parameter(torch.ones(3))
-        scaler = LossScaler(reduce=reduce)
-        optimizer = torch.optim.SGD([w], lr=0.25)
-        for i in range(4):
-            w.grad = torch.full((3,), scaler.get_scale())
-            if (i, rank) == (2, 1):
-                w.grad[0] = math.nan
-            scaler.step(optimizer)
-            scaler.update()
-        (folder / f"{share_it}_{rank}.json").write_text(json.dumps([w.tolist(), scaler.state_dict()]))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    reduce = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX) if share_it else None
+    w = nn.Parameter(torch.ones(3))
+    scaler = LossScaler(reduce=reduce)
+    optimizer = torch.optim.SGD([w], lr=0.25)
+    for i in range(4):
+        w.grad = torch.full((3,), scaler.get_scale())
+        if (i, world.rank) == (2, 1):
+            w.grad[0] = math.nan
+        scaler.step(optimizer)
+        scaler.update()
+    return w.tolist(), scaler.state_dict()
+
+
+def shared_and_not(world):
+    return [overflow_on_one_rank(world, share_it) for share_it in (True, False)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share_it", [True, False])
-def test_found_inf_is_shared_over_processes_so_that_all_skip_or_none(tmp_path, share_it):
-    mp.spawn(_rank, args=(tmp_path, share_it), nprocs=2)
-    first, second = (json.loads((tmp_path / f"{share_it}_{rank}.json").read_text()) for rank in range(2))
-    if share_it:
-        assert first == second and first[0] == [0.25] * 3 and first[1]["scale"] == 2.0**15
-    else:
-        assert first != second, "without sharing they part: the check would see it"
+def test_found_inf_is_shared_over_processes_so_that_all_skip_or_none():
+    (first, first_alone), (second, second_alone) = run_processes(shared_and_not, 2)
+    assert first == second and first[0] == [0.25] * 3 and first[1]["scale"] == 2.0**15
+    assert first_alone != second_alone, "without sharing they part: the check would see it"
 
 
 def test_the_trainer_resumes_a_float16_run_exactly(tmp_path, words, monkeypatch):

@@ -148,17 +148,20 @@ def test_a_resume_with_other_pairs_or_another_reference_is_refused(config, start
         train(config, progress="none", objective=dpo_objective(LEARN), resume=True)
 
 
-def losses_on(world, config):
-    return train(config, progress="none", objective=dpo_objective(LEARN)).losses
+def losses_on(world, configs):
+    return [train(config, progress="none", objective=dpo_objective(LEARN)).losses for config in configs]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "zero"])
-def test_two_processes_train_as_one(config, parallel):
+def test_two_processes_train_as_one(config):
     config.optim.max_steps = 3
     alone = train(config, progress="none", objective=dpo_objective(LEARN)).losses
-    config.run.name, config.system.parallel = "two", parallel
-    for losses in run_processes(losses_on, 2, config):
-        assert losses == pytest.approx(alone, rel=1e-3, abs=1e-5)
+    ways = []
+    for way in ("ddp", "zero"):
+        run, system = replace(config.run, name=way), replace(config.system, parallel=way)
+        ways.append(replace(config, run=run, system=system))
+    for ddp, zero in run_processes(losses_on, 2, ways):
+        assert ddp == pytest.approx(alone, rel=1e-3, abs=1e-5)
+        assert zero == pytest.approx(alone, rel=1e-3, abs=1e-5)
 
 
 def test_the_figures_are_those_of_the_pairs_whatever_the_model_was_doing(config):

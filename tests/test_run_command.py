@@ -13,6 +13,7 @@ import torch
 from events import LAST_RESORT
 
 from tinygpt.checkpoint import load_model
+from tinygpt.ddp.world import run_processes
 from tinygpt.run.command import nothing_left, parse_arguments
 from tinygpt.run.config import load_config, read_toml
 from tinygpt.run.presets import preset
@@ -139,31 +140,25 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+def run_the_command(world, flags):
+    return main(flags)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
 def test_a_job_that_torchrun_starts_again_ends_with_the_weights_of_one_that_was_not_killed(tmp_path, words):
     (tmp_path / "killed_once.py").write_text(KILLED_ONCE)
     flags = [*QUICK.format(words).split(), "--max-steps", "10", "--save-every", "4", "--dropout", "0.1"]
+    flags += ["--out", str(tmp_path / "runs")]
+    assert run_processes(run_the_command, 2, [*flags, "--name", "whole"], timeout=LAST_RESORT) == [0, 0]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    again = [*torchrun, "--max-restarts", "1", "killed_once.py", *flags, "--name", "killed"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     how = dict(cwd=tmp_path, capture_output=True, text=True, timeout=LAST_RESORT, env=env)
-    whole = [*torchrun, "-m", "tinygpt.train", *flags, "--name", "whole"]
-    again = [
-        *torchrun,
-        "--max-restarts",
-        "1",
-        "killed_once.py",
-        *flags,
-        "--name",
-        "killed",
-        "--resume",
-        "auto",
-    ]
-    done = [subprocess.run(words, **how) for words in (whole, again)]
-    assert [d.returncode for d in done] == [0, 0], done[0].stderr + done[1].stdout + done[1].stderr
-    assert (
-        "rank 1 " in done[1].stderr and "resumed from runs/killed/checkpoints/step_000004" in done[1].stdout
-    )
+    done = subprocess.run([*again, "--resume", "auto"], **how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 1 " in done.stderr
+    assert f"resumed from {tmp_path}/runs/killed/checkpoints/step_000004" in done.stdout
     weights = [weights_of(str(tmp_path / "runs" / name)) for name in ("whole", "killed")]
     assert torch.equal(*weights)
 

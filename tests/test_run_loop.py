@@ -223,17 +223,26 @@ def test_a_bar_is_for_terminals_and_what_was_asked_for_stays(monkeypatch, out, e
     assert shows_bar("bar") and not shows_bar("lines") and not shows_bar("none")
 
 
+TWICE = """
+import sys
+from tinygpt.train import main
+
+for more in ([], ["--progress", "none"]):
+    print(f"status {main([*sys.argv[1:], *more])}", flush=True)
+"""
+
+
 def test_the_command_writes_no_bar_into_a_file(config, tmp_path):
     flags = f"--data {config.data.source} --tokenizer byte --n-layer 1 --n-embd 16 --n-head 2 --block-size 16"
     flags += " --max-steps 20 --eval-every 0 --sample-tokens 0 --final-eval-tokens 50 --no-compressors"
-    flags += " --device cpu --compile off --ngram-rows 8"
-    for more, shown in (("", True), ("--progress none", False)):
-        with open(tmp_path / "job.log", "w") as log:
-            command = [sys.executable, "-m", "tinygpt.train", *flags.split(), *more.split(), "--overwrite"]
-            done = subprocess.run(command, cwd=tmp_path, stdout=log, stderr=log, timeout=LAST_RESORT)
-        text = (tmp_path / "job.log").read_text()
-        assert done.returncode == 0 and "\r" not in text, text
-        assert re.findall(LINE, text) == (["10", "20"] if shown else [])
+    flags += " --device cpu --compile off --ngram-rows 8 --overwrite"
+    with open(tmp_path / "job.log", "w") as log:
+        command = [sys.executable, "-c", TWICE, *flags.split()]
+        done = subprocess.run(command, cwd=tmp_path, stdout=log, stderr=log, timeout=LAST_RESORT)
+    text = (tmp_path / "job.log").read_text()
+    assert done.returncode == 0 and "\r" not in text, text
+    usual, none, end = text.split("status 0\n")
+    assert re.findall(LINE, usual) == ["10", "20"] and re.findall(LINE, none + end) == []
 
 
 def test_the_loss_in_the_log_is_the_mean_over_the_ranks(run, monkeypatch):
