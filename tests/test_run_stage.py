@@ -61,6 +61,14 @@ def test_settings_are_those_of_the_run_before_but_for_what_a_stage_decides(base,
     assert own_settings(options) == dict(recipe=dict(tasks=("sort", "copy"), beta=0.5), draws=3)
 
 
+def test_a_run_that_is_the_current_folder_gives_its_own_name_to_the_next_one(base, monkeypatch):
+    for place, here in ((".", base), ("..", base / "checkpoints"), (str(base), base)):
+        monkeypatch.chdir(here)
+        config = config_after(place, "chat", 8)
+        assert config.folder == base.with_name(f"{base.name}-chat") and config.problems() == []
+        assert config.run.init_from == str(base)  # the same model from any folder
+
+
 def test_a_model_from_elsewhere_has_no_run_to_inherit_from(tmp_path, base):
     model = GPT(GPTConfig.gpt2(vocab_size=257, block_size=8, n_layer=1, n_head=1, n_embd=8))
     place = save_checkpoint(tmp_path / "alone", model, ByteTokenizer())

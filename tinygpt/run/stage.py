@@ -48,6 +48,8 @@ def config_after(
     batch_size: int,  # rows of a step
 ) -> TrainConfig:
     "The settings of a run that begins with this model. Length and rates are those of the run before."
+    if place is not None and Path(place).name in ("", ".."):  # the current folder, or one above it
+        place = str(Path(place).resolve())
     folder = None if place is None else base_folder(place)
     config = load_config(folder / "config.json") if folder else preset("laptop")
     masked = False
