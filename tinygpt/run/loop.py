@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from ..accumulate import train_step
 from ..checkpoint import prune, save_checkpoint, verify_checkpoint
 from ..compile import compile_model
+from ..data.chunks import Report
 from ..evaluate.score import Score
 from ..generate.text import stream_text
 from ..measure.speed import StepMeter, describe, flops_per_token, promised_peak
@@ -476,7 +477,9 @@ def reading_costs(run: Run) -> str:
 def odd_documents(run: Run) -> list[str]:
     "Lines about documents that were read since the start and left out, or taken with a doubt."
     report = getattr(run.loader, "report", None)
-    return [] if report is None else [f"of the documents read: {line}" for line in report.lines()]
+    if not isinstance(report, Report):  # another loader
+        return []
+    return [f"of the documents read: {line}" for line in report.lines()]
 
 
 def finish(run: Run, judge: Judge, log: Log) -> Score:
