@@ -63,8 +63,9 @@ def config_after(
         init_from=str(place or "RUN"),
         seed=config.run.seed,
     )
-    # the tokenizer comes with the weights; the text is for the validation
-    given = dict(tokenizer="bpe", loader="shard", batch_size=batch_size, micro_batch_size=None)
+    # the tokenizer comes with the weights; the text is for the validation: what the run before held out
+    loader = "stream" if config.data.loader == "stream" else "shard"
+    given = dict(tokenizer="bpe", loader=loader, batch_size=batch_size, micro_batch_size=None)
     config.data = replace(config.data, **given, mask_documents=masked)
     config.eval = replace(config.eval, sample_tokens=0, compressors=False)
     config.system = replace(config.system, loss_chunk=0)
