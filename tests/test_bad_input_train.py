@@ -226,7 +226,7 @@ RUNS = [
     ("another tokenizer", "--resume runs/done --tokenizer char", "the tokenizer of the data was"),
     ("another tokenizer, to score", "--resume runs/done --tokenizer char --eval-only", "the tokenizer"),
     ("another loader", "--resume runs/done --loader random --max-steps 9", "loader"),
-    ("another model", "--resume runs/done --n-embd 32", "n_embd = 16 there, 32 here"),
+    ("another model", "--resume runs/done --n-embd 32", "16 there, 32 here): a resumed run keeps its model"),
     ("another optimizer", "--resume runs/done --optimizer adamw --max-steps 9", "optimizer"),
     ("a run that is there", BYTES + " --name done", "--resume runs/done"),
     ("a run that saved nothing is there", BYTES + " --name unsaved", "start again with --overwrite"),

@@ -1,5 +1,7 @@
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -13,8 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinygpt.data.__main__ import main as prepare_command
 from tinygpt.data.documents import Documents, find_documents, is_held_out
-from tinygpt.data.open import make_loader
+from tinygpt.data.open import make_loader, open_data
 from tinygpt.data.stream import Prefetch, StreamLoader, merge_states, open_stream
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
@@ -419,6 +422,23 @@ def test_streams_leave_out_what_is_held_out_and_validate_on_it(tmp_path, cache):
     batches = [next(loader) for _ in range(300)]
     loader.close()
     assert sorted(documents_in(epochs_of(batches, 0)[0])) == sorted(set(documents) - set(held_out))
+
+
+@pytest.mark.parametrize("key, end", [("text", "jsonl"), ("body", "jsonl"), ("text", "txt")])
+def test_too_few_documents_to_hold_one_out_are_refused_with_a_command_that_works(
+    tmp_path, cache, monkeypatch, key, end
+):
+    monkeypatch.chdir(tmp_path)
+    documents = [d for i in range(40) if not is_held_out(d := f"document {i} " * 9, 0.01)]
+    lines = documents if end == "txt" else [json.dumps({key: d}) for d in documents]
+    (tmp_path / f"d.{end}").write_text("\n".join(lines))
+    how = dict(text_key=key, separator="\\n" if end == "txt" else "")
+    with pytest.raises(UserError, match="none fell into validation") as told:
+        open_stream(f"d.{end}", "bpe", 270, **how)
+    words = re.search(r"python -m tinygpt.data (.*), and train with", str(told.value))[1]
+    assert prepare_command([*shlex.split(words), "--workers", "0"]) == 0
+    data = open_data("FOLDER", loader="shard")
+    assert data.tokenizer.n_vocab == 270 and len(data.val) > 0
 
 
 def test_a_start_opens_each_file_once(tmp_path, cache, monkeypatch):

@@ -1,6 +1,8 @@
+import gzip
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,6 +156,16 @@ def test_other_kinds_of_files_are_led_to_the_command_that_prepares_them(tmp_path
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="python -m tinygpt.data prepare"):
         prepare(str(tmp_path / "x.parquet"), "byte")
+
+
+def test_a_compressed_text_is_refused_with_a_command_that_unpacks_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b.txt.gz").write_bytes(gzip.compress(b"a text of a few words " * 100))
+    with pytest.raises(UserError, match="is compressed: unpack it") as told:
+        load_corpus("a b.txt.gz")
+    command = re.search(r"unpack it with (.*), and give", str(told.value))[1]
+    subprocess.run(command, shell=True, check=True)
+    assert load_corpus("NEW.txt").train[0].startswith("a text of a few words")
 
 
 def test_opening_reads_back_what_was_written(folder):

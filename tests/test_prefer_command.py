@@ -121,6 +121,15 @@ def test_the_pairs_of_a_sorted_file_are_held_out_at_random_but_the_same_ones_eac
     assert sorted(found.held_out + found.pairs) == sorted(first)
 
 
+@pytest.mark.parametrize("long", [1, 5, 12])
+def test_a_pair_that_does_not_fit_is_named_by_its_number_in_the_file(place, capsys, long):
+    folder, tiny = place
+    lines = (folder / "pairs.jsonl").read_text().splitlines()
+    lines[long - 1] = json.dumps(json.loads(lines[long - 1]) | {"chosen": "Blue " * 40})
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    assert_refused(main, ["chat", *tiny], f"pairs.jsonl: pair {long} has 2", folder, capsys)
+
+
 def test_answers_are_drawn_where_the_run_computes(place, monkeypatch):
     asked, open_model = [], prefer_command.open_model
     monkeypatch.setattr(

@@ -260,6 +260,23 @@ def test_a_toml_file_is_read_and_what_is_none_is_told(tmp_path):
         read_toml(tmp_path / "gone.toml")
 
 
+def test_a_run_inside_the_folder_of_its_texts_is_refused_since_its_log_would_be_one_of_them(config, tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("some text " * 100)
+    config.data.source = str(texts)
+    assert config.problems() == []  # its folder is beside that of the texts
+    for out in (texts, texts / "runs", tmp_path / "x" / ".." / "texts"):
+        config.run.out = str(out)
+        (problem,) = config.problems()
+        assert "is inside source" in problem and "name a place outside" in problem
+    (texts / "meta.json").write_text("{}")  # token files are named one by one
+    assert config.problems() == []
+    (texts / "meta.json").unlink()
+    config.data.source = str(texts / "a.txt")  # one file, whatever lies beside it
+    assert config.problems() == []
+
+
 def test_the_schedules_of_chapter_11_are_the_choices_of_the_config(monkeypatch):
     assert get_args(get_type_hints(OptimConfig)["schedule"]) == tuple(SCHEDULES)
     monkeypatch.setitem(SCHEDULES, "line", lambda step, top, last, cooldown: (last - step) / (last - top))

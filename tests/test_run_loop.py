@@ -40,6 +40,20 @@ def run(config):
     run.close()
 
 
+def test_documents_that_a_stream_leaves_out_are_told_at_the_end_and_only_if_there_are_any(config, tmp_path):
+    config.data.loader = "stream"
+    lines = [json.dumps({"text": f"document {i} is a good one " * 3}) for i in range(400)]
+    for odd in ([], ['{"body": "x"}', '{"text": 12}']):
+        config.data.source = str(tmp_path / f"{len(odd)}.jsonl")
+        (tmp_path / f"{len(odd)}.jsonl").write_text("\n".join([lines[0], *odd, *lines[1:]]))
+        config.run.name = f"odd-{len(odd)}"
+        train(config, progress="none")
+        told = (config.folder / "log.txt").read_text()
+        assert told.count("of the documents read") == len(odd)
+    assert re.search("1 x nothing in place of text, left out: .*2.jsonl line 2\n", told)
+    assert re.search("1 x int in place of text, left out: .*2.jsonl line 3\n", told)
+
+
 def test_signal_handlers_are_put_back_and_other_threads_may_train():
     before = signal.getsignal(signal.SIGINT)
     with StopSignal():

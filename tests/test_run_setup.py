@@ -572,6 +572,16 @@ def test_a_presets_prompt_that_the_text_lacks_gives_way_to_the_texts_first_words
     assert quiet(config).finished
 
 
+def test_a_run_on_a_text_with_nul_in_its_held_out_first_words_can_be_resumed(config, words):
+    text = words.read_text()
+    at = int(len(text) * 0.9)
+    words.write_text(text[:at] + "a\0b c\0d " * 9 + text[at:])
+    config.eval.prompt = preset("laptop").eval.prompt
+    first = quiet(config)
+    kept = load_config(first.run / "config.json")  # as --resume reads it
+    assert kept.eval.prompt and kept.problems() == []
+
+
 def test_a_prompt_that_can_be_encoded_stays_as_it_was_given(config):
     run = begin_run(config)
     for prompt in ("", "sing", "Once upon a time", "My fellow citizens", "漢字"):

@@ -1,5 +1,6 @@
 """A run that begins with another's weights: what it inherits, its own flags, and the way back to both."""
 
+import json
 import re
 import shutil
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ import pytest
 from tinygpt.checkpoint import save_checkpoint
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.run.command import nothing_left
-from tinygpt.run.setup import Objective
+from tinygpt.run.setup import Objective, open_run_data
 from tinygpt.run.stage import StageOptions, base_folder, config_after, own_settings, stage_options
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
@@ -59,6 +60,24 @@ def test_settings_are_those_of_the_run_before_but_for_what_a_stage_decides(base,
     assert own.model == replace(config.model, vocab_size=257) and own.data.source == config.data.source
     assert own.optim == replace(config.optim, max_steps=4, learning_rate=5e-4, warmup_steps=2)
     assert own_settings(options) == dict(recipe=dict(tasks=("sort", "copy"), beta=0.5), draws=3)
+
+
+def test_a_run_that_is_the_current_folder_gives_its_own_name_to_the_next_one(base, monkeypatch):
+    for place, here in ((".", base), ("..", base / "checkpoints"), (str(base), base)):
+        monkeypatch.chdir(here)
+        config = config_after(place, "chat", 8)
+        assert config.folder == base.with_name(f"{base.name}-chat") and config.problems() == []
+        assert config.run.init_from == str(base)  # the same model from any folder
+
+
+def test_a_stage_after_a_run_on_a_stream_validates_on_what_that_run_held_out(config, tmp_path):
+    lines = [json.dumps({"text": f"document {i} is a good one " * 3}) for i in range(400)]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines))
+    config.data = replace(config.data, source=str(tmp_path / "d.jsonl"), loader="stream")
+    config.optim.max_steps = 3
+    run = train(config, progress="none")
+    after = open_run_data(config_after(str(run.run), "chat", 4))
+    assert after.fingerprint == run.data.fingerprint and list(after.val) == list(run.data.val)
 
 
 def test_a_model_from_elsewhere_has_no_run_to_inherit_from(tmp_path, base):

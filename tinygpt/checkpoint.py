@@ -387,7 +387,8 @@ def _load_weights(folder, model):
         theirs, ours = asdict(_read_config(folder)), asdict(config)
         differs = [f"{k} = {theirs[k]} there, {ours[k]} here" for k in ours if theirs[k] != ours[k]]
         if differs:
-            raise UserError(f"resume: the model of {folder} is another one ({', '.join(differs)})")
+            told = f"resume: the model of {folder} is another one ({', '.join(differs)})"
+            raise UserError(f"{told}: a resumed run keeps its model, so give what it has there")
     own = model.state_dict()
     weights = _read_weights(folder)
     _check_fit(model, weights, folder)

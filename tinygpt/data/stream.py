@@ -7,6 +7,7 @@ __all__ = ['BatchMaker', 'Prefetch', 'StreamLoader', 'merge_states', 'open_strea
 
 # %% ../../nbs/more/03_data_stream.ipynb #imports
 import queue
+import shlex
 import sys
 import threading
 from collections import Counter
@@ -374,6 +375,8 @@ def open_stream(
         else:
             made = choose_tokenizer(tokenizer, documents, vocab_size, val_fraction)
             held_out = _some_held_out(documents, made, val_fraction, val_tokens)
+            if not held_out:
+                raise UserError(_none_held_out(documents, tokenizer, vocab_size, val_fraction))
         # token files have two splits: one document stands in for train, and is replaced below
         return Corpus("stream", held_out[:1], held_out, documents.source), made
 
@@ -394,9 +397,17 @@ def _some_held_out(documents: Documents, tokenizer: Tokenizer, fraction: float, 
                 left -= 1 + len(tokenizer.encode(text))
                 if left <= 0:
                     return texts
-    if not texts:
-        raise UserError(
-            f"data: of the documents of {documents.source} none fell into validation "
-            f"(a fraction of {fraction}): give more documents"
-        )
     return texts
+
+
+def _none_held_out(documents: Documents, tokenizer: str, vocab_size: int, fraction: float) -> str:
+    "The error message for documents too few to validate on."
+    words = ["python", "-m", "tinygpt.data", "prepare", documents.source, "FOLDER", "--tokenizer", tokenizer]
+    words += ["--vocab-size", str(vocab_size)] if tokenizer == "bpe" else []
+    words += ["--text-key", documents.text_key] if documents.text_key != "text" else []
+    words += ["--separator", documents.separator] if documents.separator else []
+    return (
+        f"data: of the documents of {documents.source} none fell into validation (a fraction of {fraction}): "
+        f"give more documents, or hold out more of them with {shlex.join(words)} --val-fraction 0.1, "
+        "and train with --source FOLDER --loader shard"
+    )

@@ -245,12 +245,15 @@ def _text_files(path: Path) -> list[Path]:
     "The text file at `path`, or all those in a folder, except names that begin with a dot."
     if not path.exists():
         raise UserError(f"data: {path} is neither a corpus ({', '.join(CORPORA)}) nor a path that exists")
-    if path.suffix in (".parquet", ".jsonl", ".gz", ".zst"):
+    if path.name.endswith((".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")):
         prepare = shlex.join(["python", "-m", "tinygpt.data", "prepare", str(path)])
         raise UserError(
             f"data: {path} is not plain text: make token files of it with {prepare} FOLDER, "
             "and train on FOLDER"
         )
+    if path.suffix in (".gz", ".zst"):
+        unpack = f"{'zcat' if path.suffix == '.gz' else 'zstd -dc'} {shlex.quote(str(path))} > NEW.txt"
+        raise UserError(f"data: {path} is compressed: unpack it with {unpack}, and give that file")
     if not path.is_dir():
         return [path]
     files = _visible_files(path, "*.txt")

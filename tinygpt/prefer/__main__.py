@@ -21,7 +21,7 @@ from ..finetune.answers import right_shares
 from ..finetune.tasks import make_examples
 from .pairs import encode_preference, read_pairs, task_pairs
 from .reward import reward_objective
-from .train import Preferences, batch_problems, dpo_objective
+from .train import Preferences, _pair_problem, batch_problems, dpo_objective
 from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
@@ -109,13 +109,19 @@ def open_preferences(
         pairs = task_pairs(model, tokenizer, options.prompts, seed, options.draws, place=place)
     else:
         pairs = read_pairs(options.data)
-        random.Random(seed).shuffle(pairs)
     n_held = min(len(pairs) // 10 + 1, 128)
     if len(pairs) < 2:
         told = f"data: {len(pairs)} pairs are too few, one to learn from and one to hold out are needed"
         more = f"ask more questions (--prompts {4 * options.prompts})"
         raise UserError(f"{told}: {more if options.data == 'tasks' else 'bring more'}")
     encoded = [encode_preference(tokenizer, pair, place) for pair in pairs]
+    if options.data != "tasks":
+        for number, ids in enumerate(
+            encoded, 1
+        ):  # in the order of the file: afterwards nobody finds it there
+            if problem := _pair_problem(*ids, config.model.block_size):
+                raise UserError(f"data: {options.data}: pair {number} {problem}")
+        random.Random(seed).shuffle(encoded)
     return Preferences(encoded[n_held:], encoded[:n_held], options.beta, options.kind, tokenizer.eot)
 
 # %% ../../nbs/more/23_prefer_command.ipynb #objective

@@ -245,6 +245,7 @@ class TrainConfig:
         problems += _range_problems(self)
         problems += _place_problems(self)
         problems += _source_problems(self)
+        problems += _inside_problems(self)
         problems += _system_problems(self)
         return problems
 
@@ -271,6 +272,17 @@ def _source_problems(config) -> Iterator[str]:
         saved = sorted(config.folder.glob("checkpoints/step_*/tokenizer.json"))[-1:]
         remedy = [f": each checkpoint has it, give --tokenizer {shlex.quote(str(path))}" for path in saved]
         yield f"tokenizer = {d.tokenizer} is none of {kinds}{''.join(remedy)}"
+
+
+def _inside_problems(config) -> Iterator[str]:
+    "Yield a sentence if the run's folder would be in the folder of texts: its log would be one of them."
+    source = os.path.expanduser(config.data.source)
+    is_tokens = any(os.path.exists(os.path.join(source, name)) for name in ("meta.json", "train.bin"))
+    if is_tokens or not os.path.isdir(source) or config.data.source in CORPORA:
+        return
+    if Path(source).resolve() in config.folder.resolve().parents:
+        told = "where the run's own log would be read as text"
+        yield f"out = {config.run.out} is inside source = {config.data.source}, {told}: name a place outside"
 
 
 def _system_problems(config) -> Iterator[str]:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BAD_STEPS', 'StopSignal', 'Due', 'due', 'shows_bar', 'Log', 'Tracer', 'Stepper', 'Judge', 'Keeper', 'introduce',
-           'reading_costs', 'finish', 'ways_on', 'facts']
+           'reading_costs', 'odd_documents', 'finish', 'ways_on', 'facts']
 
 # %% ../../nbs/more/19_run_loop.ipynb #imports
 import json
@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from ..accumulate import train_step
 from ..checkpoint import prune, save_checkpoint, verify_checkpoint
 from ..compile import compile_model
+from ..data.chunks import Report
 from ..evaluate.score import Score
 from ..generate.text import stream_text
 from ..measure.speed import StepMeter, describe, flops_per_token, promised_peak
@@ -470,6 +471,14 @@ def reading_costs(run: Run) -> str:
     return f"{told} (packing bos; concat crops none)"
 
 
+def odd_documents(run: Run) -> list[str]:
+    "Lines about documents that were read since the start and left out, or taken with a doubt."
+    report = getattr(run.loader, "report", None)
+    if not isinstance(report, Report):  # another loader
+        return []
+    return [f"of the documents read: {line}" for line in report.lines()]
+
+
 def finish(run: Run, judge: Judge, log: Log) -> Score:
     "Validate, draw, report; say how to continue. Returns the last validation."
     log.bar.close()
@@ -481,6 +490,8 @@ def finish(run: Run, judge: Judge, log: Log) -> Score:
         log.files.spare("loss.png", _draw, run.folder, title)
     if costs := reading_costs(run):
         log.say(costs)
+    for line in odd_documents(run):
+        log.say(line)
     if run.finished:
         _report(run, judge, log, val, costs)
     else:

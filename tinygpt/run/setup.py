@@ -220,7 +220,7 @@ def mask_lines(run: "Run") -> list[str]:
 def first_words(data: TokenData) -> str:
     "The first words of the validation text, from a line that has some."
     text = data.tokenizer.decode(data.val[:512])
-    found = re.search(r"\S+(?: \S+){0,2}", text)
+    found = re.search(r"[^\s\0]+(?: [^\s\0]+){0,2}", text)  # a setting cannot hold NUL
     return found[0][:40] if found else ""
 
 

@@ -48,6 +48,8 @@ def config_after(
     batch_size: int,  # rows of a step
 ) -> TrainConfig:
     "The settings of a run that begins with this model. Length and rates are those of the run before."
+    if place is not None and Path(place).name in ("", ".."):  # the current folder, or one above it
+        place = str(Path(place).resolve())
     folder = None if place is None else base_folder(place)
     config = load_config(folder / "config.json") if folder else preset("laptop")
     masked = False
@@ -61,8 +63,9 @@ def config_after(
         init_from=str(place or "RUN"),
         seed=config.run.seed,
     )
-    # the tokenizer comes with the weights; the text is for the validation
-    given = dict(tokenizer="bpe", loader="shard", batch_size=batch_size, micro_batch_size=None)
+    # the tokenizer comes with the weights; the text is for the validation: what the run before held out
+    loader = "stream" if config.data.loader == "stream" else "shard"
+    given = dict(tokenizer="bpe", loader=loader, batch_size=batch_size, micro_batch_size=None)
     config.data = replace(config.data, **given, mask_documents=masked)
     config.eval = replace(config.eval, sample_tokens=0, compressors=False)
     config.system = replace(config.system, loss_chunk=0)
