@@ -14,6 +14,7 @@ from events import LAST_RESORT
 
 from tinygpt.checkpoint import load_model
 from tinygpt.ddp.world import run_processes
+from tinygpt.model import GPTConfig
 from tinygpt.run.command import nothing_left, parse_arguments
 from tinygpt.run.config import load_config, read_toml
 from tinygpt.run.presets import preset
@@ -174,9 +175,10 @@ def test_a_toml_file_changes_a_preset_and_flags_change_the_file(tmp_path):
     assert load_config(path, base) != base == preset("gpt2")  # it is copied
     expected.optim.learning_rate, expected.optim.betas, expected.model.n_layer = 1, (0.8, 0.9), 4
     assert got == expected and got.asked == {"n_layer"}
-    alone = parse_arguments(["--config", str(path)]).train  # on the defaults of the settings, as JSON is
-    path.with_suffix(".json").write_text(json.dumps(read_toml(path)))
-    assert alone == parse_arguments(["--config", str(path.with_suffix(".json"))]).train != got
+    alone = parse_arguments(["--config", str(path)]).train  # as without a preset and a file: laptop
+    assert alone == parse_arguments(["laptop", "--config", str(path)]).train != got
+    path.with_suffix(".json").write_text(json.dumps(read_toml(path)))  # what a run says of itself is all
+    assert parse_arguments(["--config", str(path.with_suffix(".json"))]).train.model == GPTConfig(n_layer=3)
 
 
 def test_a_whole_run_as_toml_is_the_run(tmp_path):

@@ -27,8 +27,8 @@ class Arguments:
 
     train: TrainConfig
     config: str | None = None
-    """Start from this config.json of an earlier run, or from a .toml file with the same sections,
-    which may follow a preset; flags change single settings."""
+    """Start from this config.json of an earlier run. Or a .toml file with the same sections: it changes
+    the preset before it, or laptop. Flags change single settings."""
     resume: str | None = None
     """Go on with the run in this folder, from its newest good checkpoint.
     auto: go on with the run of these settings where it has a checkpoint, else begin it."""
@@ -80,7 +80,7 @@ def starting_point(argv: list[str]) -> tuple[TrainConfig, str, list[str]]:
     """(the config that the flags change, where it is from in words, the flags).
 
     It is a preset, a config.json or a run, and only one of them: otherwise a UserError. A .toml file
-    changes the preset before it.
+    changes the preset before it, or laptop.
     """
     has_preset = bool(argv) and not argv[0].startswith("-")
     name, flags = (argv[0], argv[1:]) if has_preset else (None, argv)
@@ -99,10 +99,10 @@ def starting_point(argv: list[str]) -> tuple[TrainConfig, str, list[str]]:
     words = "the preset laptop" if not named else " ".join(*named.items())
     if run:
         return config_of_run(run), words, flags
-    config = preset(name) if name else None
-    if file:
-        config = load_config(Path(file), config)
-    return config or preset("laptop"), words, flags
+    config = preset(name or "laptop")
+    if file:  # a config.json says everything, a .toml file what it changes
+        config = load_config(Path(file), config if file.endswith(".toml") else None)
+    return config, words, flags
 
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
