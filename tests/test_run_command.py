@@ -233,6 +233,14 @@ def test_a_toml_file_is_of_no_run_whatever_lies_beside_it(tmp_path):
     assert got.data.tokenizer == "bpe" and got.asked == {"n_layer", "dropout"}
 
 
+def test_a_run_that_was_moved_goes_on_where_it_is_now(tmp_path):
+    config = preset("laptop")
+    config.run.out, config.run.name = "elsewhere", "old"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/config.json").write_text(json.dumps(asdict(config)))
+    assert parse_arguments(["--resume", str(tmp_path / "new")]).train.folder == tmp_path / "new"
+
+
 def test_a_whole_config_and_a_run_are_still_places_of_their_own(tmp_path):
     for argv in (["laptop", "--config", "c.json"], ["laptop", "--config", "c.toml", "--resume", "runs/a"]):
         with pytest.raises(UserError, match="two places"):

@@ -120,14 +120,6 @@ def test_flags_go_on_top_of_a_config_file(tmp_path):
     assert (args.train.optim.learning_rate, args.train.model.n_layer) == (0.5, 4)
 
 
-def test_a_run_that_was_moved_goes_on_where_it_is_now(tmp_path):
-    config = preset("laptop")
-    config.run.out, config.run.name = "elsewhere", "old"
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new/config.json").write_text(json.dumps(asdict(config)))
-    assert parse_arguments(["--resume", str(tmp_path / "new")]).train.folder == tmp_path / "new"
-
-
 @pytest.mark.parametrize("flag", ["--resume", "--config"])
 def test_an_empty_place_to_start_from_is_not_taken_for_the_default(flag):
     for argv in ([flag, ""], [f"{flag}="]):
