@@ -554,10 +554,11 @@ def test_a_run_does_not_go_on_with_a_text_that_was_edited(config, words, tmp_pat
     assert quiet(config, resume=True).finished
 
 
-def test_a_presets_prompt_that_the_text_lacks_gives_way_to_the_texts_first_words(config, tmp_path):
+@pytest.mark.parametrize("name", ["laptop", "tinystories"])  # a president's prompt, and one of another text
+def test_a_presets_prompt_that_the_text_lacks_gives_way_to_the_texts_first_words(config, tmp_path, name):
     (tmp_path / "greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω\n" * 300, encoding="utf-8")
     config.data.source, config.data.tokenizer = str(tmp_path / "greek.txt"), "char"
-    config.eval.prompt = preset("laptop").eval.prompt
+    config.eval.prompt = preset(name).eval.prompt
     config.eval = replace(config.eval, eval_every=5, sample_tokens=5, save_every=5)
     result = quiet(config)
     samples = (result.run / "samples.txt").read_text(encoding="utf-8")
