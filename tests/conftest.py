@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-# nothing fails because the machine is busy
-BUSY = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# a failure is made small, not explained: explaining traces every line, and a learner waits four times as long
-PHASES = [phase for phase in Phase if phase != Phase.explain]
-settings.register_profile("busy", **BUSY, phases=PHASES)
+settings.register_profile(
+    "busy",
+    deadline=None,  # nothing fails because the machine is busy
+    suppress_health_check=[HealthCheck.too_slow],
+    # a failure is made small, not explained: to explain it traces every line, and takes four times as long
+    phases=[phase for phase in Phase if phase != Phase.explain],
+)
 settings.load_profile("busy")
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -116,9 +116,8 @@ def open_preferences(
         raise UserError(f"{told}: {more if options.data == 'tasks' else 'bring more'}")
     encoded = [encode_preference(tokenizer, pair, place) for pair in pairs]
     if options.data != "tasks":
-        for number, ids in enumerate(
-            encoded, 1
-        ):  # in the order of the file: afterwards nobody finds it there
+        # in the order of the file, so that the number is found there
+        for number, ids in enumerate(encoded, 1):
             if problem := _pair_problem(*ids, config.model.block_size):
                 raise UserError(f"data: {options.data}: pair {number} {problem}")
         random.Random(seed).shuffle(encoded)
