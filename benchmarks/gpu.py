@@ -12,20 +12,14 @@ the same GPU and torch, --mended tries those rows again and keeps the others, wh
 the state of the code that they are of. Where there is no CUDA, or with --reduced, tiny sizes run on the CPU
 to see that all of it works (--reduced --cuda: on the GPU); what they write goes to a temporary folder.
 
-Half an hour on one GPU, in three parts of under ten minutes. A case that has begun goes on beyond --minutes.
+A case that has begun goes on beyond --minutes. Where time on a GPU is dear, most of it goes to compilers:
+--at-once 24 gets so many cases ready side by side, and measures them one at a time. In a quarter of an hour:
 
     export TINYGPT_CACHE=FOLDER PYTHONUNBUFFERED=1
     python benchmarks/gpu.py --reduced --cuda --minutes 2    what breaks on this GPU, before it costs more
-    python benchmarks/gpu.py optimizers --minutes 0.5        times and shares; its runs take longer
     python benchmarks/gpu.py tests --minutes 4
-
-    python benchmarks/gpu.py step --minutes 8 --nanogpt FOLDER --build-nanogpt FOLDER
-
-    python benchmarks/gpu.py attention --minutes 2.5         the causal lengths come first
-    python benchmarks/gpu.py formats --minutes 0.5           without the compiled steps
-    python benchmarks/gpu.py generate --minutes 2.5
-
-With more time: the same again, then compile, data and race.
+    python benchmarks/gpu.py step attention formats generate data compile race --at-once 24 --minutes 7 \
+        --nanogpt FOLDER --build-nanogpt FOLDER
 
 Records lie beside the other results (--out: elsewhere), and the next command goes on from them. It needs
 torch 2.11 or later, numpy, filelock and safetensors; tests needs pytest and hypothesis, and tyro for those
@@ -38,6 +32,7 @@ and the text is TINYGPT_CACHE/tinyshakespeare.txt. The peers are left out where 
 import argparse
 import importlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -76,7 +71,10 @@ if missing("platformdirs"):  # which says where caches are
     os.environ.setdefault("TINYGPT_CACHE", str(HERE.parent / "runs/cache"))
 
 import torch  # noqa: E402
+from gpu_pieces.alone import run_side_by_side  # noqa: E402
 from gpu_pieces.record import Record, Setup, run_cases  # noqa: E402
+
+from tinygpt.support import read_json  # noqa: E402
 
 PIECES = {  # in the order of their worth; minutes on an H100, a guess until one has run them
     "tests": 8,
@@ -95,6 +93,8 @@ NEEDS = {
     "optimizers": ("tqdm",),
     "race": ("tqdm",),
 }  # beside torch and numpy
+# whose cases know nothing of each other, and take longer to get ready than to be measured
+SPLIT = ("step", "attention", "formats", "generate", "data")
 
 
 def parse(argv=None) -> argparse.Namespace:
@@ -102,6 +102,9 @@ def parse(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"of {', '.join(PIECES)}")
     parser.add_argument("--minutes", type=float, default=9, help="begin no case after so many")
+    at_once = "processes that get ready side by side, to be measured one at a time"
+    parser.add_argument("--at-once", type=int, metavar="N", help=at_once)
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="these, of pieces that have one of them")
     parser.add_argument("--again", action="store_true", help="measure also what is there")
     mended = "measure what failed again, and keep the rest, of other code or of another such machine too"
     parser.add_argument("--mended", action="store_true", help=mended)
@@ -136,11 +139,15 @@ def what_it_is(piece: str) -> str:
     return module.__doc__.splitlines()[0]
 
 
-def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
-    "One piece, in this process; returns whether all of its cases are there."
+def lacks(piece: str) -> bool:
+    "Whether modules that the piece needs are not there; then it says so."
     if lacking := missing(*NEEDS.get(piece, ())):
         print(f"{piece}: left out, it needs {', '.join(lacking)}: pip install {' '.join(lacking)}")
-        return False
+    return bool(lacking)
+
+
+def open_piece(piece: str, args: argparse.Namespace, deadline: float) -> tuple[Record, list]:
+    "(its record, its cases or those that were asked for)."
     runs = args.out / "runs" if args.reduced else args.runs
     setup = Setup(
         device="cpu" if args.reduced and not args.cuda else "cuda",
@@ -154,9 +161,19 @@ def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
         steps=args.steps,
         mended=args.mended,
     )
-    record = Record(piece, setup, args.again)
     module = importlib.import_module(f"gpu_pieces.{piece}")
     cases = module.cases(setup)
+    names = [name for name, _ in cases]
+    if asked := set(args.only or ()) & set(names):
+        cases = [(name, work) for name, work in cases if name in asked]
+    return Record(piece, setup, args.again), cases
+
+
+def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
+    "One piece, in this process; returns whether all of its cases are there."
+    if lacks(piece):
+        return False
+    record, cases = open_piece(piece, args, deadline)
     there = sum(record.has(case) for case, _ in cases)
     print(f"{piece}: {what_it_is(piece)}")
     takes = "seconds, in the reduced form" if args.reduced else f"about {PIECES[piece]} minutes (a guess)"
@@ -164,6 +181,56 @@ def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
     finished = run_cases(record, cases)
     print(f"  in {record.path}: {len(record.rows)} rows", flush=True)
     return finished
+
+
+def run_at_once(pieces: list[str], args: argparse.Namespace, deadline: float) -> list[str]:
+    "All pieces, their cases in processes that get ready side by side; returns the pieces not at their end."
+    flags = ["--reduced"] * args.reduced + ["--cuda"] * args.cuda + ["--runs", str(args.runs)]
+    for name in ("nanogpt", "build_nanogpt", "data", "steps"):
+        if (value := getattr(args, name)) is not None:
+            flags += ["--" + name.replace("_", "-"), str(value)]
+    records, missed, jobs = {}, {}, []
+
+    with tempfile.TemporaryDirectory() as place:
+        for piece in [piece for piece in pieces if not lacks(piece)]:
+            record, cases = open_piece(piece, args, deadline)
+            records[piece] = record
+            missed[piece] = [name for name, _ in cases if not record.has(name)]
+            if piece not in SPLIT:  # one process, which goes on with the record itself
+                record.write()
+                jobs.append(((piece, None, args.out), ["--out", str(args.out), *only(missed[piece])]))
+            for name in missed[piece] if piece in SPLIT else ():
+                out = Path(place) / str(len(jobs))
+                jobs.append(((piece, name, out), ["--out", str(out), "--only", name]))
+
+        def ended(label, said, status):
+            piece, name, out = label
+            print(f"{piece}, {name or 'all'}: {'at its end' if status == 0 else f'status {status}'}")
+            path = out / f"gpu_{piece}.json"
+            rows = read_json(path)["rows"] if path.exists() else []
+            if name and rows:
+                records[piece].put(name, [{k: v for k, v in row.items() if k != "case"} for row in rows])
+            for row in rows:
+                print(f"    {json.dumps(row)[:300]}", flush=True)
+            if status == 0 and rows:
+                missed[piece] = [other for other in missed[piece] if name and other != name]
+            else:
+                print(said.read_text()[-2000:], flush=True)
+
+        minutes = str(max(0.01, (deadline - time.monotonic()) / 60))
+        threads = str(max(1, (os.cpu_count() or 1) // args.at_once))
+        commands = []
+        for label, words in jobs:
+            command = [sys.executable, __file__, label[0], *flags, *words, "--minutes", minutes]
+            more = {"TORCHINDUCTOR_COMPILE_THREADS": threads} if label[0] in SPLIT else {}
+            commands.append((label, command, more))
+        run_side_by_side(commands, args.at_once, deadline, ended)
+    return [piece for piece in pieces if missed.get(piece, True)]
+
+
+def only(names: list[str]) -> list[str]:
+    "The flag that asks for these cases; of none, none."
+    return ["--only", *names] if names else []
 
 
 def main(argv=None) -> int:
@@ -179,8 +246,8 @@ def main(argv=None) -> int:
     deadline = time.monotonic() + 60 * args.minutes
     words = sys.argv[1:] if argv is None else list(argv)
     flags = [word for word in words if word not in PIECES]
-    left = []
-    for piece in pieces:
+    left = run_at_once(pieces, args, deadline) if args.at_once else []
+    for piece in () if args.at_once else pieces:
         if len(pieces) == 1:
             finished = run_piece(piece, args, deadline)
         elif time.monotonic() < deadline:  # a process each: an error of the GPU is over when it ends

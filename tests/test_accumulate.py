@@ -442,7 +442,7 @@ def poison(model, value):
 
     def change(grad):
         grad = grad.clone()
-        grad[1, 2] = value
+        grad[1, 2].fill_(value)  # as `grad[1, 2] = value` it is a copy from the CPU, and a GPU waits for it
         return grad
 
     return model.wte.weight.register_hook(change)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from gpu_pieces.alone import alone, get_ready
 from gpu_pieces.record import told
 from tinygpt.support import Timing, synchronize
 
@@ -58,6 +59,19 @@ def take_turns(
     kernels_only: bool = False,  # on a GPU: without the time in which it waits for the host
 ) -> tuple[dict[str, Timing], dict[str, str]]:
     "(seconds of a call of each variant, the error of each that failed). The turns alternate."
+    errors = {}
+    for name, fn in variants.items():
+        try:
+            get_ready(fn)
+        except Exception as error:  # no kernel for it, no memory
+            errors[name] = told(error)
+    with alone():
+        there = {name: fn for name, fn in variants.items() if name not in errors}
+        timings, failed = _take_turns(there, device, turns, warmup, at_least, kernels_only)
+    return timings, errors | failed
+
+
+def _take_turns(variants, device, turns, warmup, at_least, kernels_only):
     once, how, seconds, errors = {}, {}, {}, {}
     for name, fn in variants.items():
         try:
@@ -66,7 +80,7 @@ def take_turns(
             host = host_seconds(fn) if kernels_only and device == "cuda" else LONG
             how[name] = calls, 1.5 * host * calls if host < LONG else 0.0
             seconds[name] = []
-        except Exception as error:  # no kernel for it, no memory
+        except Exception as error:
             errors[name] = told(error)
     slowest = max((once[name] for name in seconds), default=0)
     for _ in range(turns if slowest < SLOW else 3):

@@ -7,6 +7,7 @@ from functools import partial
 
 import data_speed
 
+from gpu_pieces.alone import alone
 from gpu_pieces.clock import ms, take_turns
 from gpu_pieces.training import Step, rows_that_fit, small_text, text_problem
 from tinygpt.data.open import make_loader, open_data
@@ -14,11 +15,12 @@ from tinygpt.data.open import make_loader, open_data
 KINDS = {"random": "concat", "shard": "concat", "stream": "concat", "stream bos": "bos"}
 
 
-def alone(setup) -> list[dict]:
+def loaders_alone(setup) -> list[dict]:
     "A row for each loader by itself, on the CPU."
     sizes = setup.pick((32, 1024, 20), (2, 32, 2))
     small = setup.pick({}, dict(size=100_000, tokenized=200, rounds=1))
-    found = data_speed.loaders(*sizes, **small)
+    with alone():
+        found = data_speed.loaders(*sizes, **small)
     return [dict(what="alone", loader=name, tokens_per_second=round(rate)) for name, rate in found.items()]
 
 
@@ -49,7 +51,7 @@ def fed(setup) -> list[dict]:
     variants = {"a batch that lies ready": on_ready}
     variants |= {kind: partial(on_next, loader) for kind, loader in loaders.items()}
     # many steps in a turn: a loader that reads ahead must not live on what it has in store
-    how = setup.pick(dict(turns=5, at_least=2.0), dict(turns=2, warmup=1, at_least=0))
+    how = setup.pick(dict(turns=5, at_least=1.0), dict(turns=2, warmup=1, at_least=0))
     timings, errors = take_turns(variants, setup.device, **how)
     for loader in loaders.values():
         loader.close()
@@ -73,4 +75,4 @@ def cases(setup) -> list:
     "The loaders alone, and behind them the step."
     if not setup.reduced and (problem := text_problem()):
         return [("the text", lambda: dict(error=problem))]
-    return [("loaders alone", partial(alone, setup)), ("step fed by a loader", partial(fed, setup))]
+    return [("loaders alone", partial(loaders_alone, setup)), ("step fed by a loader", partial(fed, setup))]

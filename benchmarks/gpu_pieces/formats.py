@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from gpu_pieces.alone import alone
 from gpu_pieces.clock import ms, take_turns
 from gpu_pieces.record import told
 from gpu_pieces.training import Step, rows_that_fit, speed
@@ -88,7 +89,8 @@ def products(setup, n: int) -> list[dict]:
 
 def bandwidth(setup) -> dict:
     "Copies within the GPU's memory, against the data sheet."
-    found = measure_bandwidth(setup.device, setup.pick(4096, 16)) / 1e9
+    with alone():
+        found = measure_bandwidth(setup.device, setup.pick(4096, 16)) / 1e9
     sheet = datasheet(torch.cuda.get_device_name()) if setup.device == "cuda" else None
     of_sheet = round(found / sheet.bandwidth, 4) if sheet else None
     sheet_gbs = sheet.bandwidth if sheet else None

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from decoding import Decoding, size_of, with_int8
 
+from gpu_pieces.alone import alone
 from gpu_pieces.clock import ms, take_turns
 from gpu_pieces.record import told
 from gpu_pieces.training import gpt2_config
@@ -102,7 +103,6 @@ def ways(setup, rows: int) -> dict:
 @torch.no_grad()
 def decode_steps(setup, rows: int) -> list[dict]:
     "A row for each way to make a step; they take turns."
-    bandwidth = measure_bandwidth(setup.device, setup.pick(1024, 16))
     found = ways(setup, rows)
     made, errors = {}, {}
     for name, (_, make) in found.items():
@@ -114,6 +114,8 @@ def decode_steps(setup, rows: int) -> list[dict]:
             errors[name] = told(error)
     how = setup.pick(dict(warmup=5, turns=15), dict(warmup=1, turns=2, at_least=0))
     timings, failed = take_turns(made, setup.device, **how)
+    with alone():
+        bandwidth = measure_bandwidth(setup.device, setup.pick(1024, 16))
     config = gpt2_config(setup)
     out = []
     for name, (size, _) in found.items():

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from gpu_pieces.alone import alone
 from gpu_pieces.clock import ms, take_turns
 from gpu_pieces.training import Step, gpt2_config, rows_that_fit, run_config, text_problem, train_case
 from tinygpt.adamw import IMPLEMENTATIONS, make_adamw
@@ -24,7 +25,6 @@ SEEDS = (1, 2, 3)  # at the best rate; the rates themselves were tried with the 
 
 def implementations(setup) -> list[dict]:
     "A row for each way to make AdamW's step, beside what its bytes alone would take."
-    bandwidth = measure_bandwidth(setup.device, setup.pick(1024, 16))
     steps = {}
     for name in IMPLEMENTATIONS:
         params = list(GPT(gpt2_config(setup)).to(setup.device).parameters())
@@ -32,6 +32,8 @@ def implementations(setup) -> list[dict]:
             p.grad = torch.full_like(p, 1e-3)
         steps[name] = make_adamw(params, name, lr=1e-6)[0].step
     timings, errors = take_turns(steps, setup.device, **setup.pick(dict(turns=15), dict(turns=2, at_least=0)))
+    with alone():
+        bandwidth = measure_bandwidth(setup.device, setup.pick(1024, 16))
     # weight, gradient, two moments are read, and all but the gradient written: 7 numbers of 4 bytes
     bound = round(1e3 * 28 * sum(p.numel() for p in params) / bandwidth, 3)
     out = []

@@ -5,7 +5,6 @@ one dictionary, or a list of them. After each case the record is written, so not
 is stopped.
 """
 
-import gc
 import hashlib
 import json
 import os
@@ -16,11 +15,13 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from data_machine import machine, save
 
+from gpu_pieces.alone import alone, free_memory, with_others
 from tinygpt.measure.speed import datasheet, machine_peak
 from tinygpt.support import read_json
 
@@ -62,10 +63,16 @@ class Setup:
         sheet = datasheet(torch.cuda.get_device_name()) if self.device == "cuda" else None
         return sheet.half * 1e12 if sheet else self.measured_peak
 
-    @property
+    @cached_property
     def measured_peak(self) -> float:
         "FLOP/s of matrix products, measured here: in bfloat16 on a GPU, in float32 on a CPU."
-        return machine_peak(self.device, torch.bfloat16 if self.device == "cuda" else torch.float32)[0]
+        with alone():
+            return machine_peak(self.device, torch.bfloat16 if self.device == "cuda" else torch.float32)[0]
+
+    def measure_peak(self):
+        "Now, while there is memory for it. Beside other processes there will be, in this one's turn."
+        if not with_others():
+            self.measured_peak
 
 
 class Later(Exception):
@@ -198,6 +205,10 @@ class Record:
         "The rows of a case take the place of those that it had, and the file is written."
         self.rows = [row for row in self.rows if row["case"] != case] + [dict(case=case, **r) for r in rows]
         self.open = self.open - {case} if finished else self.open | {case}
+        self.write()
+
+    def write(self):
+        "The file."
         values = self.about | dict(open=sorted(self.open), rows=self.rows)
         save(self.name, values, self.setup.folder, quiet=True)
 
@@ -206,14 +217,6 @@ def plain(rows: list[dict] | dict) -> list[dict]:
     "Rows as JSON can hold them, None for what is no number; TypeError for what it cannot hold, a tensor say."
     rows = [rows] if isinstance(rows, dict) else rows
     return json.loads(json.dumps(rows), parse_constant=lambda name: None)
-
-
-def free_memory():
-    "Give back what a case held; raises where the GPU can no longer be used."
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.synchronize()
 
 
 def run_cases(record: Record, cases: list[tuple[str, Callable]]) -> bool:

@@ -10,9 +10,10 @@ from functools import partial
 
 import torch
 
+from gpu_pieces.alone import alone, free_memory, get_ready, with_others
 from gpu_pieces.clock import ms, take_turns
 from gpu_pieces.peers import build_nanogpt_step, nanogpt_step
-from gpu_pieces.record import free_memory, told
+from gpu_pieces.record import told
 from gpu_pieces.training import (
     Step,
     clocked,
@@ -27,7 +28,7 @@ from tinygpt.measure.memory import largest_batch, predict_memory
 from tinygpt.measure.speed import host_reads
 from tinygpt.support import _quiet_stderr
 
-SLOWEST = dict(dtype="float32", tf32=False, adamw="for-loop", padded=False)
+SLOWEST = dict(dtype="float32", tf32=False, adamw="for-loop", padded=False, whole_rows=False)
 LADDER = [  # (name, what it changes in the step before it)
     ("eager float32", {}),
     ("TF32 products", dict(tf32=True)),
@@ -36,11 +37,13 @@ LADDER = [  # (name, what it changes in the step before it)
     ("fused AdamW", dict(adamw="fused")),
     ("padded vocabulary", dict(padded=True)),
     ("compiled", dict(compile="on")),
+    ("whole rows in the loss", dict(whole_rows=True)),
 ]
 # what is tried on top of the last, each by itself
 BRANCHES = [
     ("Muon", dict(optimizer="muon")),
     ("loss in chunks", dict(loss_chunk=8192)),
+    ("no biases, as nanoGPT", dict(bias=False)),
     ("activations computed again", dict(checkpoint=True)),
     ("both, for memory", dict(loss_chunk=8192, checkpoint=True)),
     ("max-autotune", dict(compile="max-autotune")),  # the last: it compiles for minutes
@@ -61,9 +64,20 @@ def predicted(setup, settings: dict, rows: int) -> int | None:
 def look(setup, step, tokens: int) -> dict:
     "Everything that a record says of a step."
     losses = []
-    first = clocked(lambda: losses.append(step()))
+
+    def first_step():
+        losses.append(step())
+
+    # beside others it says nothing of how long that takes
+    first = get_ready(first_step) if with_others() else round(clocked(first_step), 2)
+    with alone():
+        return dict(first_step_s=first, loss=round(float(losses[0]), 4)) | measured(setup, step, tokens)
+
+
+def measured(setup, step, tokens: int) -> dict:
+    "What is seen of a step that is ready."
     # several steps in a turn: a run does not wait after each of them either
-    how = setup.pick(dict(turns=15, at_least=0.3), dict(turns=2, at_least=0))
+    how = setup.pick(dict(turns=9, at_least=0.25), dict(turns=2, at_least=0))
     timings, errors = take_turns({"step": step}, setup.device, **how)
     if errors:
         raise RuntimeError(errors["step"])
@@ -71,7 +85,6 @@ def look(setup, step, tokens: int) -> dict:
     memory = peak_memory(step, setup.device)
 
     row = speed(setup, gpt2_config(setup), tokens, timing.median) | ms(timing)
-    row |= dict(loss=round(float(losses[0]), 4), first_step_s=round(first, 2))
     return row | dict(memory_gb=None if memory is None else round(memory / 1e9, 2)) | seen_within(setup, step)
 
 
@@ -109,20 +122,20 @@ def rung(setup, rows: int, settings: dict, after: str | None) -> dict:
 def peer(setup, make, rows: int, compiled: bool) -> dict:
     "One row: a peer's own model, optimizer and step, loaded from its folder."
     forget()
-    setup.measured_peak  # while there is memory for it
+    setup.measure_peak()
     step = make(setup, rows, compiled)
     return dict(after=None, rows=rows, **look(setup, step, rows * gpt2_config(setup).block_size))
 
 
-def more_rows(setup, settings: dict, rows: int) -> list[tuple[str, object]]:
-    "The best settings with twice and four times the rows, where the memory might hold them."
+def more_rows(setup, settings: dict, rows: int, after: str) -> list[tuple[str, object]]:
+    "The best settings with twice the rows, where the memory might hold them."
     if setup.reduced:
         return []
     config = gpt2_config(setup)
     whole = torch.cuda.get_device_properties(0).total_memory
     most = largest_batch(config, 1.3 * whole, dtype=torch.bfloat16, device="cuda")  # compiled takes less
-    counts = [n for n in (2 * rows, 4 * rows) if n <= most]
-    return [(f"compiled, {n} rows", partial(rung, setup, n, settings, "compiled")) for n in counts]
+    counts = [2 * rows] if 2 * rows <= most else []
+    return [(f"{n} rows", partial(rung, setup, n, settings, after)) for n in counts]
 
 
 def cases(setup) -> list:
@@ -141,10 +154,10 @@ def cases(setup) -> list:
             title = f"{name}, {'compiled' if compiled else 'eager'}"
             found.append((title, partial(peer, setup, make, rows, compiled)))
     # the same thing before and after the peers: does the GPU run as fast when it is warm?
-    found.append(("compiled, again", partial(rung, setup, rows, dict(settings), "compiled")))
-    found += more_rows(setup, settings, rows)
+    found.append((f"{after}, again", partial(rung, setup, rows, dict(settings), after)))
+    found += more_rows(setup, settings, rows, after)
     for name, change in BRANCHES:
         if setup.reduced and "compile" in change:
             continue  # a mode of the compiler, which a reduced run does without
-        found.append((name, partial(rung, setup, rows, settings | change, "compiled")))
+        found.append((name, partial(rung, setup, rows, settings | change, after)))
     return found

@@ -3,6 +3,8 @@
 Several GPUs, where there are, are found by the tests themselves. What fails stands in the record by its name.
 """
 
+import importlib.util
+import os
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
@@ -44,6 +46,13 @@ def summary(report: Path) -> dict:
     return found | dict(seconds=round(found["seconds"], 1))
 
 
+def side_by_side() -> list[str]:
+    "Arguments by which pytest runs tests in several processes, where it can: much of a test is waiting."
+    processes = min(4, (os.cpu_count() or 2) // 2)
+    there = importlib.util.find_spec("xdist") is not None
+    return ["-n", str(processes), "--dist", "worksteal"] if there and processes > 1 else []
+
+
 def run_group(setup, arguments: list[str]) -> dict:
     "One call of pytest, in a process of its own, until it ends or the time is over."
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +60,7 @@ def run_group(setup, arguments: list[str]) -> dict:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         command.append("--continue-on-collection-errors")  # a test file that needs what is not installed
         limit = max(setup.seconds_left, 60)
-        said, status = run_until([*command, *arguments], limit)
+        said, status = run_until([*command, *setup.pick(side_by_side(), []), *arguments], limit)
         row = dict(tests=" ".join(arguments), status=status)
         row |= summary(report) if report.exists() else {}
         if status is None:

@@ -16,6 +16,8 @@ from functools import cache
 import torch
 from torch.autograd import DeviceType
 
+import tinygpt.model
+from gpu_pieces.alone import alone, with_others
 from gpu_pieces.record import Later, one_line
 from tinygpt.accumulate import train_step
 from tinygpt.accumulate_memory import checkpoint_blocks
@@ -35,6 +37,7 @@ from tinygpt.support import UserError, synchronize
 from tinygpt.tokenizer import BPETokenizer
 from tinygpt.train import train
 
+_SCORES = tinygpt.model._scores
 TINY = dict(vocab_size=300, block_size=32, n_layer=2, n_head=2, n_embd=32)
 
 
@@ -52,7 +55,9 @@ def rows_that_fit(
     "Rows of a step of GPT-2 by the prediction of `measure.memory`, one at least."
     if setup.reduced:
         return 2
-    memory = share * available_memory(setup.device)
+    # beside other processes what is free says nothing: each of them is measured alone
+    whole = torch.cuda.get_device_properties(0).total_memory if with_others() else None
+    memory = share * (whole or available_memory(setup.device))
     return max(1, min(most, largest_batch(gpt2_config(setup), memory, dtype=dtype, device=setup.device)))
 
 
@@ -88,13 +93,15 @@ class Step:
         compile: str = "off",  # or "on", "max-autotune"
         loss_chunk: int = 0,
         checkpoint: bool = False,
+        bias: bool = True,
+        whole_rows: bool = True,  # of the loss, where it is compiled
         world: World | None = None,  # None: alone
         parallel: str = "auto",
     ):
-        setup.measured_peak  # what rows are compared with: measured now, while there is memory for it
+        setup.measure_peak()
         world = world or World(device=torch.device(setup.device))
         device = str(world.device)
-        self.config, self.rows, self.device = gpt2_config(setup), rows, setup.device
+        self.config, self.rows, self.device = replace(gpt2_config(setup), bias=bias), rows, setup.device
         self.policy, self.tf32 = choose_policy(device, dtype), tf32
         torch.manual_seed(0)
         self.model = GPT(self.config).to(device)
@@ -109,6 +116,7 @@ class Step:
         config.system = replace(config.system, device=device, dtype=dtype)
         way.make_optimizer(config)
         self.optimizer = way.optimizer
+        tinygpt.model._scores = _SCORES if whole_rows else lambda logits, V: logits[..., :V]
         self.module, said = compile_model(way.module, compile, None, refuse, setup.backend)
         if compile != "off" and not isinstance(self.module, CompiledModel):
             refuse(said)
@@ -211,7 +219,7 @@ def short_name(kernel: str) -> str:
     return kernel.removeprefix("void ").split("<")[0].split("(")[0][:80]
 
 
-def trace(work, device: str, top: int = 8) -> dict:
+def trace(work, device: str, top: int = 12) -> dict:
     """Where the time of `work()` goes: the kernels that take most, and the share in which none runs.
 
     The profiler slows the host down: where that is the slower one, the share is larger than without it.
@@ -282,7 +290,8 @@ def train_case(setup, config: TrainConfig, **labels) -> dict:
     "A run as far as the time goes: its curve. Later, where it is not at its end; its weights go when it is."
     row = labels | dict(steps=config.optim.max_steps)
     try:
-        finished = train_for(config, setup.seconds_left)
+        with alone():
+            finished = train_for(config, setup.seconds_left)
     except UserError as error:  # losses that are not finite: no run, but what was tried stands in the row
         return row | dict(error=one_line(error))
     row |= dict(curve=curve(config), compiled=is_compiled(config))
