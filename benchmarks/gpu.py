@@ -13,12 +13,13 @@ the state of the code that they are of. Where there is no CUDA, or with --reduce
 to see that all of it works (--reduced --cuda: on the GPU); what they write goes to a temporary folder.
 
 A case that has begun goes on beyond --minutes. Where time on a GPU is dear, most of it goes to compilers:
---at-once 24 gets so many cases ready side by side, and measures them one at a time. In a quarter of an hour:
+--at-once gets so many cases ready side by side, and measures them one at a time; a compiled step of GPT-2
+takes 25 GB then, so that five go with 140 GB, and three with 80 GB. In a quarter of an hour:
 
     export TINYGPT_CACHE=FOLDER PYTHONUNBUFFERED=1
     python benchmarks/gpu.py --reduced --cuda --minutes 2    what breaks on this GPU, before it costs more
     python benchmarks/gpu.py tests --minutes 4
-    python benchmarks/gpu.py step attention formats generate data compile race --at-once 24 --minutes 7 \
+    python benchmarks/gpu.py step attention formats generate data compile race --at-once 5 --minutes 7 \
         --nanogpt FOLDER --build-nanogpt FOLDER
 
 Records lie beside the other results (--out: elsewhere), and the next command goes on from them. It needs
@@ -196,7 +197,7 @@ def run_at_once(pieces: list[str], args: argparse.Namespace, deadline: float) ->
             record, cases = open_piece(piece, args, deadline)
             records[piece] = record
             missed[piece] = [name for name, _ in cases if not record.has(name)]
-            if piece not in SPLIT:  # one process, which goes on with the record itself
+            if missed[piece] and piece not in SPLIT:  # one process, which goes on with the record itself
                 record.write()
                 jobs.append(((piece, None, args.out), ["--out", str(args.out), *only(missed[piece])]))
             for name in missed[piece] if piece in SPLIT else ():

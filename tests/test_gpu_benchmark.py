@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 import gpu  # noqa: E402
 from gpu_pieces import (  # noqa: E402
+    alone,
     attention,
     clock,
     formats,
@@ -242,11 +243,11 @@ def test_each_step_sets_the_switch_of_float32_products_before_it_begins(setup, m
 
 
 def test_a_profiler_that_fails_does_not_cost_the_steps_time(setup, monkeypatch):
-    def fails(work, device):
+    def fails(work, device, times):
         raise RuntimeError("CUPTI is busy")
 
     monkeypatch.setattr(step, "trace", fails)
-    row = step.look(setup, training.Step(setup, 2), 64)
+    row = step.look(setup, training.Step(setup, 2), 64, compiled=False)
     assert row["ms"] > 0 and row["loss"] > 5 and row["not_seen"] == "RuntimeError: CUPTI is busy"
 
 
@@ -413,12 +414,69 @@ def test_messages_that_run_beside_kernels_are_hidden():
     assert parallel.overlap({"gemm": [(0, 1)]})["hidden"] is None
 
 
+TURN = """
+import json, sys, time
+sys.path[:0] = sys.argv[2:]
+from gpu_pieces.alone import alone
+began = time.time()
+time.sleep(0.3)
+ready = time.time()
+with alone():
+    with alone():
+        goes = time.time()
+        time.sleep(0.2)
+    over = time.time()
+open(sys.argv[1], "w").write(json.dumps([began, ready, goes, over]))
+"""
+
+
+def test_side_by_side_all_get_ready_together_and_one_is_measured_at_a_time(tmp_path):
+    names = ["first", "second", "third", "last"]
+    command = [sys.executable, "-c", TURN]
+    jobs = [(n, [*command, str(tmp_path / n), str(ROOT), str(ROOT / "benchmarks")], {}) for n in names]
+    ended = []
+
+    def told(label, said, status):
+        ended.append((label, said.read_text(), status))
+
+    alone.run_side_by_side(jobs, 3, time.monotonic() + 600, told)
+    assert ended == [(name, "", 0) for name in names]
+    times = {name: json.loads((tmp_path / name).read_text()) for name in names}
+    batch = [times[name] for name in names[:3]]
+    assert max(ready for _, ready, _, _ in batch) < min(goes for _, _, goes, _ in batch)
+    for one, next_one in zip(names, names[1:]):
+        assert times[one][3] < times[next_one][2]
+    assert times["last"][0] > times["third"][3], "a fourth process begins when three have ended"
+
+
+def test_side_by_side_nobody_gets_a_turn_after_the_deadline(tmp_path):
+    command = [sys.executable, "-c", TURN, str(tmp_path / "one"), str(ROOT), str(ROOT / "benchmarks")]
+    ended = []
+    alone.run_side_by_side(
+        [("one", command, {})], 1, time.monotonic() + 0.2, lambda *told: ended.append(told)
+    )
+    assert not ended and not (tmp_path / "one").exists()
+
+
+def test_at_once_writes_the_record_that_one_case_after_the_other_writes(tmp_path):
+    words = ["formats", "data", "--only", "products of 64", "memory", "loaders alone"]
+    assert run(tmp_path / "a", *words, "--at-once", "2") == 0
+    assert run(tmp_path / "a", *words, "--at-once", "2") == 0, "all of it is there"
+    for piece in ("formats", "data"):
+        assert run(tmp_path / "b", piece, *words[2:]) == 0
+        known = [[(row["case"], row["what"], set(row)) for row in rows_of(tmp_path / x, piece)] for x in "ab"]
+        assert known[0] == known[1]
+
+
 def test_a_trace_finds_the_idle_time_and_the_longest_kernels(monkeypatch):
     spans = {"void gemm<float, 3>(int)": [(0.0, 1.0)], "gemm<half>": [(2.0, 3.5)], "add": [(3.5, 4.0)]}
+    spans |= {"nvjet_sm90_tst_256x128_NNT": [(4.0, 5.0)], "triton_red_fused__log_softmax_18": [(5.0, 5.5)]}
+    spans |= {"triton_per_fused_native_layer_norm_backward_nll_loss_forward_view_17": [(5.5, 6.0)]}
     monkeypatch.setattr(training, "kernel_spans", lambda work, device: spans)
-    found = training.trace(None, "cuda")
-    assert found["idle"] == 0.25 and found["kernels"] == 3
-    assert found["top"][0] == dict(kernel="gemm", ms=2500.0)
+    found = training.trace(None, "cuda", 2)
+    assert found["idle"] == round(1 / 6, 4) and found["kernels"] == 3
+    assert found["top"][0] == dict(kernel="gemm", ms=1250.0)
+    assert found["kinds"] == {"matrix products": 1750.0, "other": 500.0, "loss": 250.0}
 
 
 def test_the_sheet_has_every_gpu_that_the_package_knows():

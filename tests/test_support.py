@@ -545,6 +545,7 @@ def test_where_nothing_was_measured_on_a_gpu_one_line_says_so(tmp_path, capsys):
 def test_a_gpu_record_is_a_table_under_its_machine_with_the_errors_of_what_failed(tmp_path, capsys):
     rows = [
         dict(case="eager", what="step", ms=41.512345, rows=[32, 1.0]),
+        dict(case="fast", what="step", ms=212751.6, rows=[2e16]),
         dict(case="memory", what="memory", ms=1.0),
         dict(case="more rows", error="OutOfMemoryError: 90 GiB"),
     ]
@@ -555,9 +556,10 @@ def test_a_gpu_record_is_a_table_under_its_machine_with_the_errors_of_what_faile
     assert capsys.readouterr().out.splitlines() == [
         "H100, driver 580",
         "python benchmarks/gpu.py step, 2026-11-23",
-        "              ms   rows",
-        "eager      41.51  32, 1",
-        "more rows      -      -  OutOfMemoryError: 90 GiB",
+        "                ms   rows",
+        "eager        41.51  32, 1",
+        "fast       212,752  2e+16",
+        "more rows        -      -  OutOfMemoryError: 90 GiB",
     ]
     gpu_record(tmp_path / "gpu_step.json", {"": "case"}, {"what": ("memory", "step"), "ms": 1.0})
     assert capsys.readouterr().out.splitlines()[3:] == ["memory", "more rows  OutOfMemoryError: 90 GiB"]

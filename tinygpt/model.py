@@ -273,13 +273,6 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _scores(logits: torch.Tensor, V: int) -> torch.Tensor:
-    "What the loss reads: the first V of each row; compiled for a GPU whole rows, as it loads them wide, and -inf."
-    if logits.is_cpu or not torch.compiler.is_compiling():
-        return logits[..., :V]
-    return logits.masked_fill(torch.arange(logits.size(-1), device=logits.device) >= V, -math.inf)
-
-
 def token_loss(
     logits: torch.Tensor,  # (B, T, V)
     targets: torch.Tensor,  # (B, T) int64; -100 is not counted
@@ -430,14 +423,14 @@ class GPT(nn.Module):
         c, V = self.config, self.config.vocab_size
         x = self.features(idx, cache, mask)  # (B, T, C)
         head = (self.lm_head or self.wte).weight  # (padded V, C)
-        # without padding on a CPU; on a GPU it fills the tiles of the product, and ends below
-        logits = F.linear(x, head[:V] if x.is_cpu else head)
+        # the padding ends here: on a CPU before the product, on a GPU after it, whose tiles it fills
+        logits = F.linear(x, head[:V]) if x.device.type == "cpu" else F.linear(x, head)[..., :V]
         if c.logit_softcap:
             logits = c.logit_softcap * torch.tanh(_wide(logits) / c.logit_softcap)
         if targets is None:
-            return logits[..., :V], None
+            return logits, None
         # detached: else a compiled backward (chapter 09) would add the logits' own gradient, all zeros
-        return logits[..., :V].detach(), token_loss(_scores(logits, V), targets, reduction)
+        return logits.detach(), token_loss(logits, targets, reduction)
 
     def num_params(
         self,

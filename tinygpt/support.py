@@ -377,11 +377,13 @@ class Undrawn(TorchFunctionMode):
 
 # %% ../nbs/more/00_support.ipynb #gpu-record
 def _cell(value) -> str:
-    "A value as text for a table: four digits of a float, a dash for None."
+    "A value as text for a table: four digits of a float, commas in a large number, a dash for None."
     if value is None:
         return "-"
     if isinstance(value, list):
         return ", ".join(map(_cell, value))
+    if isinstance(value, float) and 1e4 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -6,7 +6,6 @@ process asks for its turn by a file, and gets it by another one when no process 
 
 import gc
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,6 @@ import torch
 from tinygpt.support import synchronize
 
 TURNS = "TINYGPT_GPU_TURNS"  # names the folder of files, in a process that waits for its turns
-TRIES = 60  # to get ready while others hold the memory
 _number, _depth = count(), 0
 
 
@@ -60,16 +58,9 @@ def alone():
 
 
 def get_ready(work: Callable):
-    "Call it once, so that all that it compiles, loads and allocates is there; waits for memory of others."
-    for tries in range(TRIES):
-        try:
-            work()
-            return synchronize()
-        except torch.OutOfMemoryError:
-            if not with_others() or tries == TRIES - 1:
-                raise
-        free_memory()
-        time.sleep(1)
+    "Call it once, so that all that it compiles, loads and allocates is there."
+    work()
+    synchronize()
 
 
 @dataclass
@@ -98,39 +89,40 @@ class Child:
 def run_side_by_side(
     # (label, command, more of its environment), in the order in which they are measured
     commands: list[tuple[object, list[str], dict[str, str]]],
-    at_once: int,  # processes
+    at_once: int,  # processes: each begins when those before it have ended, or with them
     deadline: float,  # of time.monotonic(): nobody gets a turn after it
     ended: Callable[[object, Path, int], None],  # is told label, file with what was printed, and exit status
 ):
     "Run the commands. Those that had no turn before the deadline are stopped; `ended` does not hear of them."
-    place = Path(tempfile.mkdtemp(prefix="tinygpt-turns-"))
-    left, children = list(enumerate(commands)), []
+    for first in range(0, len(commands), at_once):
+        if time.monotonic() < deadline:
+            with tempfile.TemporaryDirectory(prefix="tinygpt-turns-") as place:
+                _together(commands[first : first + at_once], Path(place), deadline, ended)
+
+
+def _start(order, label, command, more, folder) -> Child:
+    folder.mkdir()
+    with open(folder / "said", "w") as said:
+        env = os.environ | more | {TURNS: str(folder)}
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=env)
+    return Child(order, label, folder, process)
+
+
+def _together(commands, place, deadline, ended):
+    children = [_start(i, *each, place / str(i)) for i, each in enumerate(commands)]
     try:
-        while left or children:
-            late = time.monotonic() > deadline
-            states = {child.order: child.state() for child in children}
-            for child in [c for c in children if states[c.order] == "ended"]:
+        while children:
+            states = [child.state() for child in children]
+            for child in [c for c, state in zip(children, states) if state == "ended"]:
                 children.remove(child)
                 ended(child.label, child.folder / "said", child.process.returncode)
-            if any(state == "is measured" for state in states.values()):
-                time.sleep(0.02)
-            elif late:
+            if time.monotonic() > deadline and "is measured" not in states:
                 return
-            elif left and len(children) < at_once:
-                order, (label, command, more) = left.pop(0)
-                folder = place / str(order)
-                folder.mkdir()
-                env = os.environ | more | {TURNS: str(folder)}
-                with open(folder / "said", "w") as said:
-                    process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=env)
-                children.append(Child(order, label, folder, process))
-            elif children and all(child.state() == "waits" for child in children):
+            if children and all(state == "waits" for state in states):
                 min(children, key=lambda child: child.order).go()
-            else:
-                time.sleep(0.02)
+            time.sleep(0.02)
     finally:
         for child in children:
             child.process.kill()
             child.process.wait()
             sys.stdout.write((child.folder / "said").read_text()[-2000:])
-        shutil.rmtree(place)

@@ -28,7 +28,7 @@ from tinygpt.measure.memory import largest_batch, predict_memory
 from tinygpt.measure.speed import host_reads
 from tinygpt.support import _quiet_stderr
 
-SLOWEST = dict(dtype="float32", tf32=False, adamw="for-loop", padded=False, whole_rows=False)
+SLOWEST = dict(dtype="float32", tf32=False, adamw="for-loop", padded=False)
 LADDER = [  # (name, what it changes in the step before it)
     ("eager float32", {}),
     ("TF32 products", dict(tf32=True)),
@@ -37,11 +37,11 @@ LADDER = [  # (name, what it changes in the step before it)
     ("fused AdamW", dict(adamw="fused")),
     ("padded vocabulary", dict(padded=True)),
     ("compiled", dict(compile="on")),
-    ("whole rows in the loss", dict(whole_rows=True)),
 ]
 # what is tried on top of the last, each by itself
 BRANCHES = [
     ("Muon", dict(optimizer="muon")),
+    ("whole rows in the loss", dict(whole_rows=True)),
     ("loss in chunks", dict(loss_chunk=8192)),
     ("no biases, as nanoGPT", dict(bias=False)),
     ("activations computed again", dict(checkpoint=True)),
@@ -61,16 +61,17 @@ def predicted(setup, settings: dict, rows: int) -> int | None:
     return predict_memory(gpt2_config(setup), rows, dtype=dtype, device=setup.device).total
 
 
-def look(setup, step, tokens: int) -> dict:
+def look(setup, step, tokens: int, compiled: bool) -> dict:
     "Everything that a record says of a step."
     losses = []
 
     def first_step():
         losses.append(step())
 
-    # beside others it says nothing of how long that takes
-    first = get_ready(first_step) if with_others() else round(clocked(first_step), 2)
+    if compiled and with_others():  # others compile, too: it says nothing of how long that takes
+        get_ready(first_step)
     with alone():
+        first = None if losses else round(clocked(first_step), 2)
         return dict(first_step_s=first, loss=round(float(losses[0]), 4)) | measured(setup, step, tokens)
 
 
@@ -91,14 +92,16 @@ def measured(setup, step, tokens: int) -> dict:
 def seen_within(setup, step) -> dict:
     "What profiler and warnings tell. Where they cannot, the step's time stands nevertheless."
 
+    times = setup.pick(3, 1)
+
     def several():
-        for _ in range(setup.pick(3, 1)):
+        for _ in range(times):
             step()
 
     try:
         syncs = count_syncs(step, setup.device)
         with _quiet_stderr():
-            return dict(syncs=syncs, host_reads=host_reads(step)) | trace(several, setup.device)
+            return dict(syncs=syncs, host_reads=host_reads(step)) | trace(several, setup.device, times)
     except Exception as error:
         return dict(not_seen=told(error))
 
@@ -113,7 +116,8 @@ def rung(setup, rows: int, settings: dict, after: str | None) -> dict:
     "One row: a step with these settings."
     forget()
     step = Step(setup, rows, **settings)
-    found = look(setup, step, rows * step.config.block_size)
+    compiled = settings.get("compile", "off") != "off"
+    found = look(setup, step, rows * step.config.block_size, compiled)
     guess = predicted(setup, settings, rows)
     memory = dict(predicted_gb=None if guess is None else round(guess / 1e9, 2))
     return dict(after=after, rows=rows, **found, **memory)
@@ -123,8 +127,8 @@ def peer(setup, make, rows: int, compiled: bool) -> dict:
     "One row: a peer's own model, optimizer and step, loaded from its folder."
     forget()
     setup.measure_peak()
-    step = make(setup, rows, compiled)
-    return dict(after=None, rows=rows, **look(setup, step, rows * gpt2_config(setup).block_size))
+    step, tokens = make(setup, rows, compiled), rows * gpt2_config(setup).block_size
+    return dict(after=None, rows=rows, **look(setup, step, tokens, compiled))
 
 
 def more_rows(setup, settings: dict, rows: int, after: str) -> list[tuple[str, object]]:

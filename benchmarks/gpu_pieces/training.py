@@ -4,6 +4,7 @@ The step is the trainer's: its optimizer, its `train_step` with clipping, its co
 """
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -14,9 +15,9 @@ from dataclasses import replace
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch.autograd import DeviceType
 
-import tinygpt.model
 from gpu_pieces.alone import alone, with_others
 from gpu_pieces.record import Later, one_line
 from tinygpt.accumulate import train_step
@@ -27,7 +28,7 @@ from tinygpt.data.tokens import load_corpus
 from tinygpt.ddp.world import World
 from tinygpt.measure.memory import available_memory, largest_batch
 from tinygpt.measure.speed import flops_per_token
-from tinygpt.model import GPT, GPTConfig
+from tinygpt.model import GPT, GPTConfig, token_loss
 from tinygpt.precision import LossScaler, choose_policy
 from tinygpt.run.config import TrainConfig
 from tinygpt.run.parallel import choose_parallel
@@ -37,7 +38,6 @@ from tinygpt.support import UserError, synchronize
 from tinygpt.tokenizer import BPETokenizer
 from tinygpt.train import train
 
-_SCORES = tinygpt.model._scores
 TINY = dict(vocab_size=300, block_size=32, n_layer=2, n_head=2, n_embd=32)
 
 
@@ -69,6 +69,23 @@ def without_padding(model: GPT) -> GPT:
     return model
 
 
+class WholeRows(torch.nn.Module):
+    """The model with a loss that reads whole rows of logits, of a multiple of 128, the padding as -inf.
+
+    A compiled loss of 50,257 columns reads and writes two bytes at a time, and divides to find its place.
+    """
+
+    def __init__(self, model: GPT):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, idx, targets, reduction="mean"):
+        features = self.model.features(idx)
+        logits = F.linear(features, (self.model.lm_head or self.model.wte).weight)
+        padding = torch.arange(logits.shape[-1], device=logits.device) >= self.config.vocab_size
+        return None, token_loss(logits.masked_fill(padding, float("-inf")), targets, reduction)
+
+
 def refuse(said: str):
     "What the trainer takes as it comes, going on without a compiler, would be a wrong name for a row here."
     raise RuntimeError(said)
@@ -94,7 +111,7 @@ class Step:
         loss_chunk: int = 0,
         checkpoint: bool = False,
         bias: bool = True,
-        whole_rows: bool = True,  # of the loss, where it is compiled
+        whole_rows: bool = False,  # in the loss, padding too: see `WholeRows`
         world: World | None = None,  # None: alone
         parallel: str = "auto",
     ):
@@ -116,8 +133,8 @@ class Step:
         config.system = replace(config.system, device=device, dtype=dtype)
         way.make_optimizer(config)
         self.optimizer = way.optimizer
-        tinygpt.model._scores = _SCORES if whole_rows else lambda logits, V: logits[..., :V]
-        self.module, said = compile_model(way.module, compile, None, refuse, setup.backend)
+        module = WholeRows(self.model) if whole_rows else way.module
+        self.module, said = compile_model(module, compile, None, refuse, setup.backend)
         if compile != "off" and not isinstance(self.module, CompiledModel):
             refuse(said)
         self.scaler = LossScaler(device, enabled=self.policy.scaler)
@@ -219,24 +236,42 @@ def short_name(kernel: str) -> str:
     return kernel.removeprefix("void ").split("<")[0].split("(")[0][:80]
 
 
-def trace(work, device: str, top: int = 12) -> dict:
-    """Where the time of `work()` goes: the kernels that take most, and the share in which none runs.
+KINDS = {  # what stands in a kernel's name: what it is for. The first that fits
+    "norm": "other",  # a compiled norm may have a part of the loss in it
+    "optimizer|multi_tensor|lpnorm": "optimizer",
+    "attention|sdpa|flash|fmha|compute_dot_do_o|convert_dq": "attention",
+    "softmax|nll_loss": "loss",
+    "gemm|nvjet|splitkreduce|cutlass": "matrix products",
+}
 
+
+def kind_of(kernel: str) -> str:
+    "What a kernel of a training step is for, by its name."
+    return next((kind for words, kind in KINDS.items() if re.search(words, kernel.lower())), "other")
+
+
+def trace(work, device: str, times: int, top: int = 12) -> dict:
+    """Where the time of `work()` goes, which does the same so many times; milliseconds are those of one time.
+
+    The kernels that take most, all kernels by what they are for, and the share in which none runs.
     The profiler slows the host down: where that is the slower one, the share is larger than without it.
     """
     spans = kernel_spans(work, device)
     every = [span for each in spans.values() for span in each]
     if not every:
-        return dict(idle=None, kernels=0, top=[])
+        return dict(idle=None, kernels=0, kinds={}, top=[])
     whole = max(end for _, end in every) - min(begin for begin, _ in every)
-    busy = defaultdict(float)
+    busy, kinds = defaultdict(float), defaultdict(float)
     for name, each in spans.items():
-        busy[short_name(name)] += sum(end - begin for begin, end in each)
+        spent = 1e3 * sum(end - begin for begin, end in each) / times
+        busy[short_name(name)] += spent
+        kinds[kind_of(name)] += spent
     first = sorted(busy, key=busy.get, reverse=True)[:top]
     return dict(
         idle=round(1 - covered(every) / whole, 4),
-        kernels=len(every),
-        top=[dict(kernel=name, ms=round(1e3 * busy[name], 3)) for name in first],
+        kernels=round(len(every) / times),
+        kinds={kind: round(spent, 3) for kind, spent in kinds.items()},
+        top=[dict(kernel=name, ms=round(busy[name], 3)) for name in first],
     )
 
 
