@@ -475,7 +475,7 @@ def test_a_trace_finds_the_idle_time_and_the_longest_kernels(monkeypatch):
     monkeypatch.setattr(training, "kernel_spans", lambda work, device: spans)
     found = training.trace(None, "cuda", 2)
     assert found["idle"] == round(1 / 6, 4) and found["kernels"] == 3
-    assert found["top"][0] == dict(kernel="gemm", ms=1250.0)
+    assert found["top"][0] == dict(kernel="gemm", ms=1250.0, calls=1.0)
     assert found["kinds"] == {"matrix products": 1750.0, "other": 500.0, "loss": 250.0}
 
 

@@ -233,7 +233,8 @@ def kernel_spans(work, device: str) -> dict[str, list[tuple[float, float]]]:
 
 def short_name(kernel: str) -> str:
     "A kernel's name without what its templates and arguments add."
-    return kernel.removeprefix("void ").split("<")[0].split("(")[0][:80]
+    kernel = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return kernel.split("<")[0].split("(")[0][:80]
 
 
 KINDS = {  # what stands in a kernel's name: what it is for. The first that fits
@@ -250,7 +251,7 @@ def kind_of(kernel: str) -> str:
     return next((kind for words, kind in KINDS.items() if re.search(words, kernel.lower())), "other")
 
 
-def trace(work, device: str, times: int, top: int = 12) -> dict:
+def trace(work, device: str, times: int, top: int = 60) -> dict:
     """Where the time of `work()` goes, which does the same so many times; milliseconds are those of one time.
 
     The kernels that take most, all kernels by what they are for, and the share in which none runs.
@@ -261,17 +262,18 @@ def trace(work, device: str, times: int, top: int = 12) -> dict:
     if not every:
         return dict(idle=None, kernels=0, kinds={}, top=[])
     whole = max(end for _, end in every) - min(begin for begin, _ in every)
-    busy, kinds = defaultdict(float), defaultdict(float)
+    busy, calls, kinds = (defaultdict(float) for _ in range(3))
     for name, each in spans.items():
         spent = 1e3 * sum(end - begin for begin, end in each) / times
         busy[short_name(name)] += spent
+        calls[short_name(name)] += len(each) / times
         kinds[kind_of(name)] += spent
     first = sorted(busy, key=busy.get, reverse=True)[:top]
     return dict(
         idle=round(1 - covered(every) / whole, 4),
         kernels=round(len(every) / times),
         kinds={kind: round(spent, 3) for kind, spent in kinds.items()},
-        top=[dict(kernel=name, ms=round(busy[name], 3)) for name in first],
+        top=[dict(kernel=name, ms=round(busy[name], 3), calls=round(calls[name], 1)) for name in first],
     )
 
 
