@@ -39,6 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -218,14 +219,15 @@ def run_at_once(pieces: list[str], args: argparse.Namespace, deadline: float) ->
             else:
                 print(said.read_text()[-2000:], flush=True)
 
-        minutes = str(max(0.01, (deadline - time.monotonic()) / 60))
-        threads = str(max(1, (os.cpu_count() or 1) // args.at_once))
-        commands = []
-        for label, words in jobs:
-            command = [sys.executable, __file__, label[0], *flags, *words, "--minutes", minutes]
-            more = {"TORCHINDUCTOR_COMPILE_THREADS": threads} if label[0] in SPLIT else {}
-            commands.append((label, command, more))
-        run_side_by_side(commands, args.at_once, deadline, ended)
+        def command(piece, words, minutes):
+            return [sys.executable, __file__, piece, *flags, *words, "--minutes", str(minutes)]
+
+        threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // args.at_once))}
+        processes = [
+            (label, partial(command, label[0], words), threads if label[0] in SPLIT else {})
+            for label, words in jobs
+        ]
+        run_side_by_side(processes, args.at_once, deadline, ended)
     return [piece for piece in pieces if missed.get(piece, True)]
 
 

@@ -430,16 +430,26 @@ open(sys.argv[1], "w").write(json.dumps([began, ready, goes, over]))
 """
 
 
-def test_side_by_side_all_get_ready_together_and_one_is_measured_at_a_time(tmp_path):
-    names = ["first", "second", "third", "last"]
-    command = [sys.executable, "-c", TURN]
-    jobs = [(n, [*command, str(tmp_path / n), str(ROOT), str(ROOT / "benchmarks")], {}) for n in names]
+def turn(place, program=TURN):
+    "A process that gets ready, is measured, and writes down when."
+    words = [sys.executable, "-c", program, str(place), str(ROOT), str(ROOT / "benchmarks")]
+    return place.name, lambda minutes: words, {}
+
+
+def side_by_side(jobs, at_once, seconds) -> list[tuple]:
+    "What `run_side_by_side` told of each process: (label, what it printed, its status)."
     ended = []
 
     def told(label, said, status):
         ended.append((label, said.read_text(), status))
 
-    alone.run_side_by_side(jobs, 3, time.monotonic() + 600, told)
+    alone.run_side_by_side(jobs, at_once, time.monotonic() + seconds, told)
+    return ended
+
+
+def test_side_by_side_all_get_ready_together_and_one_is_measured_at_a_time(tmp_path):
+    names = ["first", "second", "third", "last"]
+    ended = side_by_side([turn(tmp_path / name) for name in names], 3, 600)
     assert ended == [(name, "", 0) for name in names]
     times = {name: json.loads((tmp_path / name).read_text()) for name in names}
     batch = [times[name] for name in names[:3]]
@@ -449,13 +459,49 @@ def test_side_by_side_all_get_ready_together_and_one_is_measured_at_a_time(tmp_p
     assert times["last"][0] > times["third"][3], "a fourth process begins when three have ended"
 
 
-def test_side_by_side_nobody_gets_a_turn_after_the_deadline(tmp_path):
-    command = [sys.executable, "-c", TURN, str(tmp_path / "one"), str(ROOT), str(ROOT / "benchmarks")]
-    ended = []
-    alone.run_side_by_side(
-        [("one", command, {})], 1, time.monotonic() + 0.2, lambda *told: ended.append(told)
-    )
-    assert not ended and not (tmp_path / "one").exists()
+def test_side_by_side_nobody_gets_a_turn_after_the_deadline_and_a_turn_that_has_begun_counts(
+    tmp_path, monkeypatch
+):
+    began = "open(sys.argv[1] + '-began', 'w').close(); time.sleep(1)"
+    first = turn(tmp_path / "first", TURN.replace("time.sleep(0.2)", began))
+
+    def monotonic():  # the deadline passes while the first is measured
+        return 100.0 if (tmp_path / "first-began").exists() else 0.0
+
+    clock = SimpleNamespace(monotonic=monotonic, time=time.time, sleep=time.sleep)
+    monkeypatch.setattr(alone, "time", clock)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    ended = side_by_side([first, turn(tmp_path / "late")], 2, 50)
+    assert sorted((label, status == 0) for label, _, status in ended) == [("first", True), ("late", False)]
+    assert (tmp_path / "first").exists() and not (tmp_path / "late").exists()
+
+
+def test_side_by_side_who_is_not_ready_does_not_keep_the_others_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(alone, "PATIENCE", 1)
+    slow = turn(tmp_path / "slow", "import time; time.sleep(1000)")
+    ended = side_by_side([slow, turn(tmp_path / "ready")], 2, 600)
+    assert [(label, status == 0) for label, _, status in ended] == [("slow", False), ("ready", True)]
+
+
+def test_memory_that_others_hold_is_no_finding(monkeypatch, setup):
+    def fails():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    written = record.Record("attention", setup)
+    record.run_cases(written, [("alone", fails)])
+    assert written.has("alone") and "out of memory" in written.rows[0]["error"]
+    monkeypatch.setenv(alone.TURNS, str(setup.folder))
+    with pytest.raises(torch.OutOfMemoryError):
+        record.run_cases(written, [("with others", fails)])
+    assert not written.has("with others")
+
+
+def test_a_case_that_was_measured_in_another_way_is_measured_again_with_mended(setup):
+    for case, row in (("by hand", dict(ms=1.0, note="by a script")), ("ours", dict(ms=2.0))):
+        record.Record("attention", setup).put(case, [row])
+    setup.mended = True
+    kept = record.Record("attention", setup)
+    assert kept.has("ours") and not kept.has("by hand")
 
 
 def test_at_once_writes_the_record_that_one_case_after_the_other_writes(tmp_path):
@@ -473,10 +519,14 @@ def test_a_trace_finds_the_idle_time_and_the_longest_kernels(monkeypatch):
     spans |= {"nvjet_sm90_tst_256x128_NNT": [(4.0, 5.0)], "triton_red_fused__log_softmax_18": [(5.0, 5.5)]}
     spans |= {"triton_per_fused_native_layer_norm_backward_nll_loss_forward_view_17": [(5.5, 6.0)]}
     monkeypatch.setattr(training, "kernel_spans", lambda work, device: spans)
+    spans |= {
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<LpNormFunctor>": [(6.0, 6.5)]
+    }
     found = training.trace(None, "cuda", 2)
-    assert found["idle"] == round(1 / 6, 4) and found["kernels"] == 3
+    assert found["idle"] == round(1 / 6.5, 4) and found["kernels"] == 4
     assert found["top"][0] == dict(kernel="gemm", ms=1250.0, calls=1.0)
-    assert found["kinds"] == {"matrix products": 1750.0, "other": 500.0, "loss": 250.0}
+    assert found["kinds"] == {"matrix products": 1750, "other": 500, "loss": 250, "optimizer": 250}
+    assert dict(kernel="at::native::multi_tensor_apply_kernel", ms=250.0, calls=0.5) in found["top"]
 
 
 def test_the_sheet_has_every_gpu_that_the_package_knows():

@@ -6,6 +6,7 @@ process asks for its turn by a file, and gets it by another one when no process 
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ import torch
 from tinygpt.support import synchronize
 
 TURNS = "TINYGPT_GPU_TURNS"  # names the folder of files, in a process that waits for its turns
+PATIENCE = 150  # seconds for which those who are ready wait for the others
+PARENT = os.getppid()
 _number, _depth = count(), 0
 
 
@@ -37,6 +40,11 @@ def with_others() -> bool:
     return TURNS in os.environ
 
 
+def crowded(error: BaseException) -> bool:
+    "Whether memory was missing that other processes may have held: no finding, and no row of a record."
+    return with_others() and "out of memory" in str(error).lower()
+
+
 @contextmanager
 def alone():
     "Within it nothing else is measured or gets ready. Alone anyway: nothing to wait for."
@@ -47,6 +55,8 @@ def alone():
         free_memory()
         (folder / f"waits-{number}").touch()
         while not (folder / f"goes-{number}").exists():
+            if os.getppid() != PARENT:
+                sys.exit("the command that gives the turns has ended")
             time.sleep(0.02)
     _depth += 1
     try:
@@ -72,57 +82,83 @@ class Child:
     folder: Path
     process: subprocess.Popen
 
+    @property
+    def number(self) -> int:
+        "Of the last turn that it asked for; -1 before the first."
+        return len(list(self.folder.glob("waits-*"))) - 1
+
     def state(self) -> str:
-        "ended, gets ready, waits or is measured."
+        "ended, gets ready (before its first turn), waits, is measured, or goes on (after a turn)."
         if self.process.poll() is not None:
             return "ended"
-        number = len(list(self.folder.glob("waits-*"))) - 1
-        if number < 0 or (self.folder / f"over-{number}").exists():
+        if (number := self.number) < 0:
             return "gets ready"
+        if (self.folder / f"over-{number}").exists():
+            return "goes on"
         return "is measured" if (self.folder / f"goes-{number}").exists() else "waits"
 
+    def waited(self) -> float:
+        "Seconds since it asked for its turn."
+        return time.time() - (self.folder / f"waits-{self.number}").stat().st_mtime
+
     def go(self):
-        number = len(list(self.folder.glob("waits-*"))) - 1
-        (self.folder / f"goes-{number}").touch()
+        (self.folder / f"goes-{self.number}").touch()
 
 
 def run_side_by_side(
-    # (label, command, more of its environment), in the order in which they are measured
-    commands: list[tuple[object, list[str], dict[str, str]]],
-    at_once: int,  # processes: each begins when those before it have ended, or with them
+    # (label, minutes that are left -> command, more of its environment), in the order of measuring
+    jobs: list[tuple[object, Callable[[float], list[str]], dict[str, str]]],
+    at_once: int,  # processes: so many begin, and when all of them have ended the next
     deadline: float,  # of time.monotonic(): nobody gets a turn after it
     ended: Callable[[object, Path, int], None],  # is told label, file with what was printed, and exit status
 ):
-    "Run the commands. Those that had no turn before the deadline are stopped; `ended` does not hear of them."
-    for first in range(0, len(commands), at_once):
+    """Run the commands; stop those that had no turn before the deadline, or are not ready in time.
+
+    In time: before others have waited PATIENCE seconds. `ended` hears of the stopped ones, too.
+    """
+    for first in range(0, len(jobs), at_once):
         if time.monotonic() < deadline:
             with tempfile.TemporaryDirectory(prefix="tinygpt-turns-") as place:
-                _together(commands[first : first + at_once], Path(place), deadline, ended)
+                _together(jobs[first : first + at_once], Path(place), deadline, ended)
 
 
-def _start(order, label, command, more, folder) -> Child:
+def _start(order, label, command, more, folder, minutes) -> Child:
     folder.mkdir()
     with open(folder / "said", "w") as said:
         env = os.environ | more | {TURNS: str(folder)}
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen(command(minutes), stdout=said, stderr=subprocess.STDOUT, env=env)
     return Child(order, label, folder, process)
 
 
-def _together(commands, place, deadline, ended):
-    children = [_start(i, *each, place / str(i)) for i, each in enumerate(commands)]
-    try:
-        while children:
-            states = [child.state() for child in children]
-            for child in [c for c, state in zip(children, states) if state == "ended"]:
-                children.remove(child)
-                ended(child.label, child.folder / "said", child.process.returncode)
-            if time.monotonic() > deadline and "is measured" not in states:
-                return
-            if children and all(state == "waits" for state in states):
-                min(children, key=lambda child: child.order).go()
-            time.sleep(0.02)
-    finally:
-        for child in children:
+def _stop(children: list[Child]):
+    "First as Ctrl-C does, so that they end what they have started."
+    for child in children:
+        child.process.send_signal(signal.SIGINT)
+    for child in children:
+        try:
+            child.process.wait(20)
+        except subprocess.TimeoutExpired:
             child.process.kill()
             child.process.wait()
-            sys.stdout.write((child.folder / "said").read_text()[-2000:])
+
+
+def _together(jobs, place, deadline, ended):
+    minutes = max(0.01, (deadline - time.monotonic()) / 60)
+    children = [_start(i, *job, place / str(i), minutes) for i, job in enumerate(jobs)]
+    try:
+        while children:
+            states = {child.order: child.state() for child in children}
+            for child in [c for c in children if states[c.order] == "ended"]:
+                children.remove(child)
+                ended(child.label, child.folder / "said", child.process.returncode)
+            waiting = [child for child in children if states[child.order] == "waits"]
+            unready = [child for child in children if states[child.order] == "gets ready"]
+            if time.monotonic() > deadline:
+                _stop(waiting + unready)
+            elif waiting and max(child.waited() for child in waiting) > PATIENCE:
+                _stop(unready)
+            if waiting and len(waiting) == len(children) and time.monotonic() < deadline:
+                waiting[0].go()
+            time.sleep(0.02)
+    finally:
+        _stop(children)

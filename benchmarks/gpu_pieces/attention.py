@@ -8,7 +8,6 @@ how far values and gradients are from those in float32.
 """
 
 import math
-from contextlib import suppress
 from functools import cache, partial
 
 import torch
@@ -112,9 +111,11 @@ def case(setup, T: int, causal: bool) -> list[dict]:
     how = dict(device=setup.device, kernels_only=True)
     how |= setup.pick({}, dict(turns=1, warmup=1, at_least=0))
     for attend in found.values():
-        with suppress(Exception):  # it stands in the row when it is timed
+        try:
             get_ready(partial(forward, attend))
             get_ready(partial(both, attend))
+        except Exception as error:  # it stands in the row when it is timed
+            told(error)
     with alone():
         there, no_forward = take_turns({n: partial(forward, a) for n, a in found.items()}, **how)
         back, no_backward = take_turns({n: partial(both, found[n]) for n in there}, **how)

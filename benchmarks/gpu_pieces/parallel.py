@@ -17,6 +17,7 @@ if __name__ == "__main__":  # started by torchrun
 
 import torch
 
+from gpu_pieces.alone import alone
 from gpu_pieces.record import Later, Setup, run_until
 from gpu_pieces.training import Step, clocked, covered, kernel_spans, rows_that_fit, speed
 from tinygpt.ddp.world import close_world, init_world
@@ -70,7 +71,8 @@ def launch(setup, way: str, count: int, rows: int) -> dict:
         command += [__file__, way, folder, setup.device, str(int(setup.reduced)), str(rows)]
         env = os.environ | dict(OMP_NUM_THREADS="1")
         limit = max(setup.seconds_left, 60)
-        said, status = run_until(command, limit, env)
+        with alone():
+            said, status = run_until(command, limit, env)
         row = dict(way=way, gpus=count, rows_each=rows)
         if status is None:
             raise Later([row | dict(error=f"not at its end after {limit:.0f} s: give more with --minutes")])

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from data_machine import machine, save
 
-from gpu_pieces.alone import alone, free_memory, with_others
+from gpu_pieces.alone import TURNS, alone, crowded, free_memory, with_others
 from tinygpt.measure.speed import datasheet, machine_peak
 from tinygpt.support import read_json
 
@@ -98,6 +98,7 @@ def run_until(command: list[str], seconds: float, env: dict | None = None) -> tu
 
     Then it gets what Ctrl-C sends, so that pytest reports what it has seen, and torchrun ends its workers.
     """
+    env = {name: value for name, value in (env or os.environ).items() if name != TURNS}
     how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     try:
@@ -163,6 +164,8 @@ def one_line(error: BaseException) -> str:
 
 def told(error: BaseException) -> str:
     "The same of an error that costs a row. Where it was goes to stderr: to mend it one wants to know."
+    if crowded(error):
+        raise error
     traceback.print_exception(error, limit=-6)
     return one_line(error)
 
@@ -191,7 +194,8 @@ class Record:
         elif old:
             print(f"{self.path} is of another machine or state of the code, or --again was said: replaced")
         if setup.mended:
-            failed = {row["case"] for row in self.rows if "error" in row}
+            # a note: measured in another way than this command does
+            failed = {row["case"] for row in self.rows if "error" in row or "note" in row}
             self.rows = [row for row in self.rows if row["case"] not in failed]
             # each of them says where and with what it was measured, where that is not what the record says
             was = {key: old[key] for key in ("machine", "code") if old and old[key] != self.about[key]}

@@ -119,6 +119,8 @@ def rung(setup, rows: int, settings: dict, after: str | None) -> dict:
     compiled = settings.get("compile", "off") != "off"
     found = look(setup, step, rows * step.config.block_size, compiled)
     guess = predicted(setup, settings, rows)
+    if settings.get("loss_chunk") or settings.get("optimizer") == "muon":
+        found.pop("kinds", None)  # the names of their kernels do not tell
     memory = dict(predicted_gb=None if guess is None else round(guess / 1e9, 2))
     return dict(after=after, rows=rows, **found, **memory)
 

@@ -18,7 +18,7 @@ MARKED = [path for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.c
 GROUPS = {  # name -> arguments of pytest
     "marked cuda": ["-m", "cuda", *(f"tests/{path.name}" for path in MARKED)],
     "Triton": ["tests/test_attention_triton.py"],
-    "compile": ["tests/test_compile.py"],
+    "compiling": ["tests/test_compile.py"],
     "memory and speed": ["tests/test_measure_memory.py", "tests/test_measure_speed.py"],
     "NCCL, DDP, FSDP2": ["tests/test_ddp_world.py", "tests/test_ddp_wrap.py", "tests/test_ddp_command.py"],
     "ZeRO and the trainer's ways": ["tests/test_zero.py", "tests/test_run_parallel.py"],

@@ -238,11 +238,11 @@ def short_name(kernel: str) -> str:
 
 
 KINDS = {  # what stands in a kernel's name: what it is for. The first that fits
-    "norm": "other",  # a compiled norm may have a part of the loss in it
     "optimizer|multi_tensor|lpnorm": "optimizer",
+    "norm": "other",  # a compiled norm may have a part of the loss in it
     "attention|sdpa|flash|fmha|compute_dot_do_o|convert_dq": "attention",
-    "softmax|nll_loss": "loss",
-    "gemm|nvjet|splitkreduce|cutlass": "matrix products",
+    "softmax|logsumexp|nll_loss": "loss",
+    "gemm|nvjet|splitkreduce|cutlass|triton_tem|triton_mm": "matrix products",
 }
 
 
