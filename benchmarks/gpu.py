@@ -35,6 +35,7 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -217,7 +218,7 @@ def run_at_once(pieces: list[str], args: argparse.Namespace, deadline: float) ->
             if status == 0 and rows:
                 missed[piece] = [other for other in missed[piece] if name and other != name]
             else:
-                print(said.read_text()[-2000:], flush=True)
+                print(said.read_text(errors="replace")[-2000:], flush=True)
 
         def command(piece, words, minutes):
             return [sys.executable, __file__, piece, *flags, *words, "--minutes", str(minutes)]
@@ -271,4 +272,5 @@ if __name__ == "__main__":
     # the processes that pieces start find the package, too
     places = (str(HERE.parent), os.environ.get("PYTHONPATH"), STAND_INS.name)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that what it has started ends too
     sys.exit(main())

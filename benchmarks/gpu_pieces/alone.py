@@ -67,6 +67,16 @@ def alone():
             (folder / f"over-{number}").touch()
 
 
+@contextmanager
+def heeds_interrupts():
+    "A process that begins within it gets Ctrl-C, also where this one is a background job, which ignores it."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def get_ready(work: Callable):
     "Call it once, so that all that it compiles, loads and allocates is there."
     work()
@@ -124,7 +134,7 @@ def run_side_by_side(
 
 def _start(order, label, command, more, folder, minutes) -> Child:
     folder.mkdir()
-    with open(folder / "said", "w") as said:
+    with open(folder / "said", "w") as said, heeds_interrupts():
         env = os.environ | more | {TURNS: str(folder)}
         process = subprocess.Popen(command(minutes), stdout=said, stderr=subprocess.STDOUT, env=env)
     return Child(order, label, folder, process)
@@ -134,9 +144,10 @@ def _stop(children: list[Child]):
     "First as Ctrl-C does, so that they end what they have started."
     for child in children:
         child.process.send_signal(signal.SIGINT)
+    until = time.monotonic() + 20
     for child in children:
         try:
-            child.process.wait(20)
+            child.process.wait(max(0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.process.kill()
             child.process.wait()
@@ -144,20 +155,25 @@ def _stop(children: list[Child]):
 
 def _together(jobs, place, deadline, ended):
     minutes = max(0.01, (deadline - time.monotonic()) / 60)
-    children = [_start(i, *job, place / str(i), minutes) for i, job in enumerate(jobs)]
+    children = []
     try:
+        for i, job in enumerate(jobs):
+            children.append(_start(i, *job, place / str(i), minutes))
         while children:
             states = {child.order: child.state() for child in children}
             for child in [c for c in children if states[c.order] == "ended"]:
                 children.remove(child)
                 ended(child.label, child.folder / "said", child.process.returncode)
             waiting = [child for child in children if states[child.order] == "waits"]
+            # what has begun may be finished: a case can need a second turn
+            new = [child for child in waiting if child.number == 0]
             unready = [child for child in children if states[child.order] == "gets ready"]
             if time.monotonic() > deadline:
-                _stop(waiting + unready)
+                _stop(new + unready)
             elif waiting and max(child.waited() for child in waiting) > PATIENCE:
                 _stop(unready)
-            if waiting and len(waiting) == len(children) and time.monotonic() < deadline:
+            waiting = [child for child in waiting if child.process.poll() is None]
+            if waiting and len(waiting) == len(children):
                 waiting[0].go()
             time.sleep(0.02)
     finally:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from data_machine import machine, save
 
-from gpu_pieces.alone import TURNS, alone, crowded, free_memory, with_others
+from gpu_pieces.alone import TURNS, alone, crowded, free_memory, heeds_interrupts, with_others
 from tinygpt.measure.speed import datasheet, machine_peak
 from tinygpt.support import read_json
 
@@ -100,11 +100,8 @@ def run_until(command: list[str], seconds: float, env: dict | None = None) -> tu
     """
     env = {name: value for name, value in (env or os.environ).items() if name != TURNS}
     how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-    try:
+    with heeds_interrupts():
         process = subprocess.Popen(command, cwd=ROOT, env=env, **how)
-    finally:
-        signal.signal(signal.SIGINT, before)
     try:
         said, _ = process.communicate(timeout=seconds)
         return said, process.returncode

@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
 
+from gpu_pieces.alone import alone
 from gpu_pieces.record import ROOT, Later, run_until
 
 # to collect the other files would take longer than these tests
@@ -60,7 +61,8 @@ def run_group(setup, arguments: list[str]) -> dict:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         command.append("--continue-on-collection-errors")  # a test file that needs what is not installed
         limit = max(setup.seconds_left, 60)
-        said, status = run_until([*command, *setup.pick(side_by_side(), []), *arguments], limit)
+        with alone():
+            said, status = run_until([*command, *setup.pick(side_by_side(), []), *arguments], limit)
         row = dict(tests=" ".join(arguments), status=status)
         row |= summary(report) if report.exists() else {}
         if status is None:
