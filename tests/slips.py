@@ -2961,7 +2961,7 @@ SLIPS = [
         "finetune.__main__",
         "chat_start",
         "encode_conversations(chat, conversations, config.model.block_size, options.train_on)",
-        "pass",
+        "[]",
         "what does not fit is found after something was written",
     ),
     Slip(

@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import random
+import re
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +174,33 @@ def test_the_oldest_are_removed(run):
     prune(run, 2)
     assert [p.name for p in checkpoints(run)] == ["step_000002", "step_000003"]
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step_000002", "step_000003"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_folder_of_checkpoints_that_cannot_be_read_is_told_and_not_taken_for_an_empty_one(
+    tmp_path, monkeypatch, code
+):
+    "As root may read everything, the system's answer is a fake."
+    folder = tmp_path / "run/checkpoints"
+    (folder / "step_000001").mkdir(parents=True)
+
+    def refused(list_folder):
+        def listed(place="."):
+            if Path(place) == folder:
+                raise OSError(code, os.strerror(code), str(place))
+            return list_folder(place)
+
+        return listed
+
+    monkeypatch.setattr(os, "listdir", refused(os.listdir))
+    monkeypatch.setattr(os, "scandir", refused(os.scandir))
+    told = re.escape(f"{folder} cannot be read ({os.strerror(code)}): ")
+    for ask in (checkpoints, find_checkpoint, partial(prune, keep=1)):
+        with pytest.raises(UserError, match=told):
+            ask(tmp_path / "run")
+    monkeypatch.undo()
+    assert len(checkpoints(tmp_path / "run")) == 1
+    assert checkpoints(tmp_path / "none") == checkpoints(folder) == [] == checkpoints(Path(__file__))
 
 
 def test_another_model_or_optimizer_is_refused_with_what_differs(run):

@@ -19,7 +19,6 @@ from tinygpt.finetune.__main__ import (
     Options,
     chat_start,
     finetune_config,
-    fit_steps,
     hold_out_conversations,
     main,
     parse_arguments,
@@ -164,7 +163,7 @@ def test_a_tenth_of_a_file_is_held_out_but_nothing_of_a_small_one(n, held):
 
 def test_a_file_decides_how_long_the_run_is(base, chats, tmp_path, capsys):
     "Three epochs, or 60 steps if that is more; another number, or steps, if they are given."
-    words = ["--device", "cpu", "--no-packed", "--replay", "0"]
+    words = ["--device", "cpu", "--no-packed", "--replay", "0", "--held-out", "0"]
 
     def steps(*more, n=1000, rows=32):
         path = tmp_path / f"{n}.jsonl"
@@ -172,8 +171,7 @@ def test_a_file_decides_how_long_the_run_is(base, chats, tmp_path, capsys):
         options = parse_arguments([str(base), "--data", str(path), *words, *map(str, more)])
         assert options.train.data.batch_size == rows
         if options.epochs is not None:
-            options.train.run.init_from = chat_start(options, read_conversations(path))
-            fit_steps(options, read_conversations(path), rows)
+            options = chat_start(options, read_conversations(path), rows)
         o = options.train.optim
         return o.max_steps, o.warmup_steps, options.train.eval.eval_every
 
@@ -182,6 +180,10 @@ def test_a_file_decides_how_long_the_run_is(base, chats, tmp_path, capsys):
     assert steps("--epochs", "auto", n=20) == steps(n=20)
     (tmp_path / "sixty.toml").write_text("[optim]\nmax_steps = 60")  # a number like any other
     assert steps("--epochs", 1, "--config", tmp_path / "sixty.toml", n=20)[0] == 1
+    (tmp_path / "same.toml").write_text(f"[optim]\nmax_steps = {STEPS}\nwarmup_steps = 20")
+    assert steps("--config", tmp_path / "same.toml") == (800, 20, 200)  # said, if only what it is anyway
+    assert steps("--epochs", 1, "--warmup-steps", 20, "--eval-every", 200) == (32, 20, 200)
+    assert steps("--epochs", 1, "--config", tmp_path / "same.toml") == (32, 20, 8)
     assert steps("--epochs", 1) == (32, 0, 8) and steps("--epochs", 0.5, n=65) == (2, 0, 1)
     assert steps("--max-steps", 800) == (800, 20, 200) and steps("--batch-size", 16, rows=16)[0] == 188
     for flags, told in (
@@ -204,6 +206,22 @@ def test_a_run_by_epochs_goes_on_exactly_and_can_be_made_longer(base, chats, cap
     assert torch.equal(weights(run), whole) and load_config(run / "config.json").optim.max_steps == steps
     assert main(["--resume", str(run), "--epochs", "8"]) == 0, capsys.readouterr().err
     assert load_config(run / "config.json").optim.max_steps in range(2 * steps - 1, 2 * steps + 1)
+
+
+def test_the_same_command_with_more_epochs_goes_on_and_then_is_finished(base, chats, capsys):
+    words = [word for word in ASKED.split() if word not in ("--max-steps", "6")]
+    command = [str(base), *words, "--data", str(chats), "--resume", "auto", "--keep", "9", "--epochs"]
+    assert main([*command, "2"]) == 0, capsys.readouterr().err
+    run = base.with_name("base-chat")
+    steps = load_config(run / "config.json").optim.max_steps
+    drop_later(run, 2)
+    assert main([*command, "2"]) == 0 and "resumed from" in capsys.readouterr().out
+    assert main([*command, "2"]) == 0 and f"{run} is finished" in capsys.readouterr().out
+    assert main([*command, "4"]) == 0 and "resumed from" in capsys.readouterr().out
+    config = load_config(run / "config.json")
+    assert config.optim.max_steps in range(2 * steps - 1, 2 * steps + 1)
+    assert (run / f"checkpoints/step_{config.optim.max_steps:06d}").is_dir()
+    assert main([*command, "4"]) == 0 and f"{run} is finished" in capsys.readouterr().out
 
 
 def test_the_same_command_begins_a_chat_run_goes_on_with_it_and_ends_at_once(base, chats, capsys):
@@ -236,6 +254,25 @@ def test_a_batch_too_small_for_old_text_is_told_and_goes_on_as_it_began(base, ch
     drop_later(run, 2)
     assert main(["--resume", str(run)]) == 2
     assert "continue with as many processes and rows" in capsys.readouterr().err
+
+
+def test_the_same_command_goes_on_where_the_batch_is_too_small_for_the_old_text_that_it_names(
+    base, chats, capsys
+):
+    command = (base, "--data", chats, "--keep", 9, "--batch-size", 4, "--resume", "auto", "--replay")
+    assert call(*command, 0.1) == 0, capsys.readouterr().err
+    run = base.with_name("base-chat")
+    whole = weights(run)
+    drop_later(run, 2)
+    assert call(*command, 0.1) == 0, capsys.readouterr().err
+    assert torch.equal(weights(run), whole)
+    for words in (("--replay", "0.1"), ()):
+        drop_later(run, 2)
+        assert main(["--resume", str(run), *words]) == 0, capsys.readouterr().err
+        assert torch.equal(weights(run), whole)
+    for words in (("--replay", "0.5"), ("--replay", "0.1", "--batch-size", "40")):  # rows that it has not had
+        assert main(["--resume", str(run), *words]) == 2
+        assert "the run began with 0.0: leave --replay out" in capsys.readouterr().err
 
 
 def test_the_new_rows_are_made_once_and_taken_again(base, chats, capsys):
@@ -301,6 +338,7 @@ NO_ANSWER = {"messages": [{"role": "user", "content": "Hi"}]}
         ([{"prompt": "a", "completion": "b"}], "--learning_rte 1", "--learning_rte is not a setting"),
         ([{"prompt": "a", "completion": "b"}], "--batch-size 0", "batch_size"),
         ([{"prompt": "a", "completion": "b"}], "--replay 1", "replay = 1.0: give a part of the rows"),
+        ([{"prompt": "a", "completion": "b"}], "--epochs 1 --warmup-steps 9", "warmup_steps = 9"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_written(base, tmp_path, capsys, lines, flags, named):

@@ -167,6 +167,30 @@ def test_a_run_is_planned_for_with_its_own_settings(capsys, a_run, part):
     assert "it does not train in 0.0 GB" in out
 
 
+@pytest.mark.parametrize(
+    "saving, words",
+    [
+        (dict(loss_chunk=64), "muon, without its loss_chunk: it does not train in 0.0 GB."),
+        (
+            dict(loss_chunk=64, checkpoint_activations=True),
+            "muon, without its checkpoint_activations and loss_chunk: it does not train in 0.0 GB.",
+        ),
+        (dict(loss_chunk=0, checkpoint_activations=False), "muon: it does not train in 0.0 GB."),
+        (None, "muon: it does not train in 0.0 GB."),  # an older run
+    ],
+)
+def test_what_a_run_does_to_save_memory_is_said_not_to_be_counted(capsys, a_run, saving, words):
+    folder, _ = a_run
+    kept = json.loads((folder / "config.json").read_text())
+    system = kept.pop("system")
+    if saving is not None:
+        kept["system"] = system | saving
+    (folder / "config.json").write_text(json.dumps(kept))
+    out = run(capsys, str(folder), "--memory", "0.0001", "--speed", "1", "--device", "cpu")[1]
+    assert f"4 rows of 64 tokens per forward pass, {words}\n" in out
+    assert "no activation checkpointing, all logits at once;" in out
+
+
 def test_the_speed_of_a_run_is_measured_on_two_layers_of_its_model(capsys, a_run, monkeypatch):
     folder, model = a_run
     asked = []

@@ -181,6 +181,26 @@ def test_a_toml_file_changes_a_preset_and_flags_change_the_file(tmp_path):
     assert parse_arguments(["--config", str(path.with_suffix(".json"))]).train.model == GPTConfig(n_layer=3)
 
 
+@pytest.mark.parametrize("steps", [1, 50, 100, 101, 5000])
+def test_steps_in_a_toml_file_shorten_the_warmup_as_the_flag_does(tmp_path, steps):
+    path = tmp_path / "my.toml"
+    path.write_text(f"[optim]\nmax_steps = {steps}\n")
+    for name in ("laptop", "gpt2"):
+        by_flag = parse_arguments([name, "--max-steps", str(steps)]).train
+        assert parse_arguments([name, "--config", str(path)]).train == by_flag
+        assert 0 <= by_flag.optim.warmup_steps < steps
+        longer = parse_arguments([name, "--config", str(path), "--max-steps", "9000"]).train
+        assert longer == parse_arguments([name, "--max-steps", "9000"]).train
+
+
+def test_a_warmup_in_a_toml_file_is_kept_or_keeps_its_part_of_the_run(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text("[optim]\nmax_steps = 50\nwarmup_steps = 60\n")
+    assert parse_arguments(["--config", str(path)]).train.optim.warmup_steps == 60  # refused, as with flags
+    path.write_text("[optim]\nmax_steps = 300\nwarmup_steps = 60\n")
+    assert parse_arguments(["--config", str(path), "--max-steps", "50"]).train.optim.warmup_steps == 10
+
+
 def test_a_whole_run_as_toml_is_the_run(tmp_path):
     "The form is that of config.json: its sections, its names."
     lines = []

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from events import LAST_RESORT
@@ -410,6 +411,16 @@ def test_the_last_lines_name_the_files_that_are_there_and_no_others(config):
         ]
         named = set(line.split(": ")[1].split(", "))
         assert named | {"log.txt"} == {path.name for path in config.folder.iterdir()}
+
+
+def test_figures_of_a_judge_may_be_tensors_that_hold_one_number(config):
+    values = dict(loss=torch.tensor(0.5, requires_grad=True), asked=torch.tensor(3), share=np.float32(0.25))
+    config.eval = replace(config.eval, eval_every=2)
+    result = train(config, objective=replace(WEIGHTED, judge=lambda run: values), progress="none")
+    told = dict(loss=0.5, asked=3, share=0.25)
+    assert result.figures == told and {type(value) for value in result.figures.values()} == {float, int}
+    lines = [line for line in read_metrics(result.run) if "asked" in line]
+    assert lines and all(told.items() <= line.items() for line in lines)
 
 
 def test_the_judge_looks_once_a_step_and_a_look_that_finds_nothing_leaves_the_figures_before_it(config):

@@ -11,7 +11,7 @@ import pytest
 from tinygpt.checkpoint import save_checkpoint
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.run.command import nothing_left
-from tinygpt.run.setup import Objective, open_run_data
+from tinygpt.run.setup import Objective, initial_model, open_run_data
 from tinygpt.run.stage import StageOptions, base_folder, config_after, own_settings, stage_options
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
@@ -186,6 +186,30 @@ def test_a_file_changes_the_settings_of_the_run_before_and_flags_change_the_file
         options_of(base, "--config", base / "config.json")
     with pytest.raises(UserError, match="config = : give a .toml file"):
         options_of(base, "--config", "")
+
+
+def test_steps_in_a_file_shorten_the_warmup_as_the_flag_does(base, tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text("[optim]\nmax_steps = 50\n")
+    for stage in ("finetune", "prefer"):
+        module = import_module(f"tinygpt.{stage}.__main__")
+        for steps in (1, 2, 10, 300):
+            path.write_text(f"[optim]\nmax_steps = {steps}\n")
+            by_flag = module.parse_arguments([str(base), "--max-steps", str(steps)]).train.optim
+            assert module.parse_arguments([str(base), "--config", str(path)]).train.optim == by_flag
+            assert by_flag.warmup_steps < by_flag.max_steps == steps
+
+
+def test_a_longer_context_is_refused_at_once_and_given_where_positions_are_rotary(tmp_path):
+    size = dict(vocab_size=257, block_size=32, n_layer=1, n_head=1, n_embd=8)
+    learned = save_checkpoint(tmp_path / "learned", GPT(GPTConfig.gpt2(**size)), ByteTokenizer())
+    rotary = save_checkpoint(tmp_path / "rotary", GPT(GPTConfig.llama(**size)), ByteTokenizer())
+    path = tmp_path / "my.toml"
+    path.write_text("[model]\nblock_size = 64\n")
+    for words in (("--block-size", 64), ("--config", path)):
+        with pytest.raises(UserError, match="block_size = 64, but .*learned was trained on 32 tokens"):
+            options_of(learned, *words)
+        assert initial_model(options_of(rotary, *words).train).config.block_size == 64
 
 
 @pytest.mark.parametrize(

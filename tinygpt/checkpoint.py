@@ -203,9 +203,17 @@ def verify_checkpoint(folder: Path, digest_of=sha256_file) -> str:
 
 # %% ../nbs/16_checkpoint.ipynb #checkpoints
 def checkpoints(run: Path) -> list[Path]:
-    "The checkpoint folders in a run's folder, oldest first."
-    folders = [p for p in Path(run).glob("checkpoints/step_*") if re.fullmatch(r"step_\d+", p.name)]
-    return sorted(folders, key=lambda p: int(p.name[5:]))
+    "The checkpoint folders in a run's folder, oldest first. UserError if it cannot be read."
+    folder = Path(run) / "checkpoints"
+    found = []
+    try:
+        found = [p for p in folder.iterdir() if re.fullmatch(r"step_\d+", p.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # not the same as empty: a run may be in it
+        remedy = "change its permissions, or look after its disk"
+        raise UserError(f"{folder} cannot be read ({error.strerror}): {remedy}") from None
+    return sorted(found, key=lambda p: int(p.name[5:]))
 
 
 def rank_by_loss(run: Path) -> list[Path]:
@@ -262,8 +270,8 @@ def prune(
     """
     if keep < 1:
         raise UserError(f"keep = {keep} would leave nothing to continue from: keep at least 1 checkpoint")
-    remove_leftovers(Path(run) / "checkpoints")
     found = checkpoints(run)
+    remove_leftovers(Path(run) / "checkpoints")
     if len(found) <= keep:  # nothing to remove, so nothing to verify
         return found
     newest = _first_good(found[::-1], keep)

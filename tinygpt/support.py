@@ -227,7 +227,8 @@ def peak_bytes(
 ) -> int:
     """The most bytes of tensor memory that `fn()` held at one time, beyond what was held before it.
 
-    This is the peak on the CPU, plus the peak on the CUDA GPU if there is one.
+    This is the peak on the CPU, plus the peak on the CUDA GPU if there is one. On the CPU, what another
+    thread releases, such as gloo's after a message, still counts as held.
     """
     gc.collect()  # an earlier call's garbage, collected during this one, would count as memory released
     # on a GPU torch's allocator keeps the count

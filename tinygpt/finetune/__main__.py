@@ -6,7 +6,7 @@
 __all__ = ['STEPS', 'ROWS', 'REPLAY', 'WARMUP', 'EVAL_EVERY', 'EPOCHS', 'FEWEST_STEPS', 'RATE_FACTOR', 'ELSEWHERE_RATE', 'HELD',
            'MOST_HELD', 'FEWEST', 'finetune_config', 'Options', 'parse_arguments', 'open_conversations', 'chat_start',
            'hold_out_conversations', 'answer_loss', 'answers_of', 'epoch_of', 'answer_figures', 'fit_steps',
-           'conversations_line', 'drop_replay', 'run_options', 'main']
+           'make_longer', 'conversations_line', 'begun_replay', 'count_replay', 'drop_replay', 'run_options', 'main']
 
 # %% ../../nbs/more/22_finetune_command.ipynb #imports
 import math
@@ -33,11 +33,11 @@ from tinygpt.finetune.answers import (
 )
 from .tasks import Example, make_conversations, make_examples
 from .template import chat_tokenizer, grow_model, is_chat, make_chat_base, read_conversations
-from ..run.command import nothing_left, settings_named
+from ..run.command import check_kept, nothing_left, settings_named
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.parallel import on_all, on_first
-from ..run.setup import Run, validation_rows
+from ..run.setup import Run, kept_settings, validation_rows
 from tinygpt.run.stage import (
     StageOptions,
     base_folder,
@@ -105,10 +105,10 @@ def parse_arguments(
     argv: list[str],  # without the program's name
 ) -> Options:
     "The arguments of a fine-tuning run. UserError for anything that makes no sense."
-    kept = ("held_out", "conversations", "packed", "document_mask", "train_on", "replay")
+    kept = ("held_out", "conversations", "packed", "document_mask", "train_on")
     least = dict(conversations=1, questions=0)
     options = stage_options(argv, Options, finetune_config, "tinygpt.finetune", kept, **least)
-    config, named, begins = options.train, settings_named(argv), options.resume is None
+    config, begins = options.train, options.resume is None
     if options.data != "tasks":  # a resumed run finds it from any folder
         options.data = str(Path(options.data).expanduser().absolute())
     if options.replay is None:
@@ -116,11 +116,11 @@ def parse_arguments(
     if not begins and options.held_out is None:
         options.held_out = 0  # the run is older than this option
     if options.epochs is not None:
-        if "max_steps" in named:
+        if "max_steps" in settings_named(argv):
             raise UserError("--epochs and --max-steps both say how long the run is: give one of them")
         if options.epochs != "auto" and not 0 < options.epochs < math.inf:
             raise UserError(f"epochs = {options.epochs}: give a number above 0, such as {EPOCHS:g}")
-    elif begins and options.data != "tasks" and "max_steps" not in named and config.optim.max_steps == STEPS:
+    elif begins and options.data != "tasks" and "max_steps" not in options.named:
         options.epochs = "auto"
     return options
 
@@ -135,21 +135,25 @@ def open_conversations(options: Options) -> tuple[list[list[dict]], list[Example
 
 
 def chat_start(
-    options: Options,  # its init_from names the base
+    options: Options,  # its init_from names the base, and will name the model to start from
     conversations: list[list[dict]],
-) -> str:
-    """The model to start from, with the chat tokens: the base itself, or NAME-start, which is made from it.
+    rows: int,  # of them in each step
+) -> Options:
+    """The options of a run that can begin: its steps are those of its epochs, its model has the chat tokens.
 
-    The conversations are checked first. UserError if they do not fit, or if another model is in the way.
+    That is the base itself, or NAME-start, which is made from it. Everything is checked first. UserError if
+    the conversations or the settings do not fit, or if another model is in the way.
     """
     config = options.train
     model, tokenizer, _ = open_model(config.run.init_from)
     chat = tokenizer if is_chat(tokenizer) else chat_tokenizer(tokenizer)
-    encode_conversations(chat, conversations, config.model.block_size, options.train_on)
+    encoded = encode_conversations(chat, conversations, config.model.block_size, options.train_on)
+    if options.epochs is not None:
+        fit_steps(options, encoded, rows)
     check_folder(config.folder, False, options.overwrite)
     config.check()
     if chat is tokenizer:
-        return config.run.init_from
+        return options
     folder = start_folder(config)
     if folder.exists():
         there, _, _ = open_model(folder)
@@ -159,8 +163,10 @@ def chat_start(
             raise UserError(
                 f"{folder} exists, and was made from another base: remove it, or give another --name"
             )
-        return str(folder)
-    return str(make_chat_base(config.run.init_from, folder))
+    else:
+        make_chat_base(config.run.init_from, folder)
+    config.run.init_from = str(folder)
+    return options
 
 # %% ../../nbs/more/22_finetune_command.ipynb #held
 HELD, MOST_HELD, FEWEST = 0.1, 128, 50  # the part of a file, at most, and conversations it must have
@@ -238,23 +244,29 @@ def answer_figures(
 # %% ../../nbs/more/22_finetune_command.ipynb #epochs
 def fit_steps(
     options: Options,  # its epochs becomes None: a resumed run has its steps
-    conversations: list[list[dict]],  # to train on
+    encoded: list[Encoded],  # all conversations, from `encode_conversations`
     rows: int,  # of them in each step
 ) -> None:
     "Make the run as long as `epochs` says. Validations and the warm-up of a short run become shorter too."
     config = options.train
-    _, tokenizer, _ = open_model(config.folder if options.resume is not None else config.run.init_from)
-    T = config.model.block_size
-    encoded = encode_conversations(tokenizer, conversations, T, options.train_on)
-    epoch = len(AnswerLoader(encoded, 1, T, options.packed, config.run.seed).rows)
+    learned, _ = hold_out_conversations(options, encoded)
+    epoch = len(AnswerLoader(learned, 1, config.model.block_size, options.packed, config.run.seed).rows)
     o, e = config.optim, config.eval
     epochs, least = (EPOCHS, FEWEST_STEPS) if options.epochs == "auto" else (options.epochs, 1)
-    o.max_steps = max(least, math.ceil(epochs * epoch / rows))
-    if options.resume is None and o.warmup_steps == WARMUP:
+    o.max_steps = max(least, math.ceil(epochs * epoch / max(1, rows)))  # fewer rows are refused later
+    if options.resume is None and "warmup_steps" not in options.named:
         o.warmup_steps = min(WARMUP, WARMUP * o.max_steps // STEPS)
-    if options.resume is None and e.eval_every == EVAL_EVERY:
+    if options.resume is None and "eval_every" not in options.named:
         e.eval_every = min(EVAL_EVERY, math.ceil(o.max_steps / 4))
     options.epochs = None
+
+
+def make_longer(options: Options, conversations: list[list[dict]], rows: int) -> None:
+    "Make a resumed run as long as `epochs` says."
+    config = options.train
+    _, tokenizer, _ = open_model(config.folder)
+    encoded = encode_conversations(tokenizer, conversations, config.model.block_size, options.train_on)
+    fit_steps(options, encoded, rows)
 
 
 def conversations_line(run: Run, source: str, held: int) -> str:
@@ -270,11 +282,27 @@ def conversations_line(run: Run, source: str, held: int) -> str:
     return line
 
 # %% ../../nbs/more/22_finetune_command.ipynb #run
+def begun_replay(options: Options) -> float:
+    "The part of old text that the run began with; 0 if it begins now."
+    if options.resume is None:
+        return 0.0
+    return kept_settings(options.train.folder, "tinygpt.finetune").get("replay", options.replay)
+
+
+def count_replay(options: Options, world: World) -> int:
+    "How many rows of a step are old text. UserError if a resumed run began with others."
+    old = replay_rows(options.replay, options.train.data.batch_size, world.world_size)
+    began = begun_replay(options)
+    if options.resume is not None and (began or old):
+        check_kept(options, replace(options, replay=began), ("replay",))
+    return old
+
+
 def drop_replay(options: Options, world: World) -> None:
     "Go without old text, with a note, because the batch is too small for a row of it."
     told = f"replay = {options.replay} gives no row of old text: batch_size = {options.train.data.batch_size}"
     told = f"{told}, processes = {world.world_size}"
-    if options.resume is not None:  # a run without such rows has kept a 0
+    if begun_replay(options):  # a run without such rows has kept a 0
         remedy = "continue with as many processes and rows as it began with"
         raise UserError(f"resume: {told}; this run has some: {remedy}")
     if world.is_main:
@@ -282,38 +310,39 @@ def drop_replay(options: Options, world: World) -> None:
     options.replay = 0.0  # a resumed run has none either, on however many processes
 
 
-def run_options(options: Options) -> TrainResult:
-    "Fine-tune with these options."
+def run_options(options: Options) -> TrainResult | None:
+    "Fine-tune with these options. None if `--resume auto` finds the run finished."
     config, resume = options.train, options.resume is not None
     world = init_world(config.system.device, timeout=1800)
-    rows = config.data.batch_size
-    old = on_all(world, lambda: replay_rows(options.replay, rows, world.world_size))
+    old = on_all(world, lambda: count_replay(options, world))
+    if options.epochs is None and nothing_left(options):
+        return None
+    rows = config.data.batch_size - old
     conversations, examples = on_all(world, lambda: open_conversations(options))
     learned, held = on_all(world, lambda: hold_out_conversations(options, conversations))
     if not resume:
-        config.run.init_from = on_first(world, lambda: chat_start(options, conversations))
+        options = on_first(world, partial(chat_start, options, conversations, rows))
+    elif options.epochs is not None:
+        on_all(world, lambda: make_longer(options, conversations, rows))
+        if nothing_left(options):
+            return None
     if options.replay and not old:
         drop_replay(options, world)
     names = ("packed", "document_mask", "train_on", "replay")
     how = {name: getattr(options, name) for name in names}
-    if options.epochs is not None:
-        on_all(world, lambda: fit_steps(options, learned, rows - old))
     objective = answers_objective(learned, examples, **how)
     if options.data != "tasks":
         judge = partial(answer_figures, held=held, train_on=options.train_on)
         objective = replace(objective, judge=judge)
     line = partial(conversations_line, source=options.data, held=len(held))
     objective = replace(objective, settings=own_settings(options), introduce=line)
-    return train(config, resume=resume, overwrite=options.overwrite, objective=objective)
+    return train(options.train, resume=resume, overwrite=options.overwrite, objective=objective)
 
 
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.finetune RUN [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
-    options = parse_arguments(argv)
-    if nothing_left(options):
-        return
-    run_options(options)
+    run_options(parse_arguments(argv))
     close_world()
 
 

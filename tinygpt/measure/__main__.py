@@ -136,8 +136,11 @@ def read_request(
 # %% ../../nbs/more/07_measure_command.ipynb #run
 def options_of_run(
     place: str,  # a run's folder, or a checkpoint's
-) -> tuple[GPTConfig, Options]:
-    "(the model, the options with the run's settings). UserError if there is no run."
+) -> tuple[GPTConfig, Options, list[str]]:
+    """(the model, the options with the run's settings, what it does to save memory, which no plan counts).
+
+    UserError if there is no run.
+    """
     folder = Path(place).expanduser()
     there = [folder / "config.json", folder.absolute().parents[1] / "config.json"]
     path = next((path for path in there if path.is_file()), None)
@@ -154,6 +157,8 @@ def options_of_run(
             vocab_size=config.vocab_size,
         )
         optimizer = o["optimizer"]
+        system = found.get("system", {})
+        saving = [name for name in ("checkpoint_activations", "loss_chunk") if system.get(name)]
     except (KeyError, TypeError, AttributeError):
         raise UserError(
             f"{path} holds no settings of a run: give a run's folder, such as runs/laptop"
@@ -161,7 +166,7 @@ def options_of_run(
     if problems := config.problems():
         raise UserError(f"{path}: {'; '.join(problems)}")
     texts = {name: str(number) for name, number in numbers.items()}
-    return config, Options(optimizer=optimizer, **texts)
+    return config, Options(optimizer=optimizer, **texts), saving
 
 # %% ../../nbs/more/07_measure_command.ipynb #main-table
 def count_text(n: float) -> str:
@@ -240,7 +245,7 @@ def assumptions(
     source = "as given" if request.speed else f"measured here on two layers {width} wide"
     return (
         f"Assumed: {request.device}, {products}; float32 weights, gradients and optimizer state;\n"
-        f"fused attention; no activation checkpointing; one device; {memory};\n"
+        f"fused attention; no activation checkpointing, all logits at once; one device; {memory};\n"
         f"every size reaches {si(speed)}FLOP/s ({source})."
     )
 
@@ -249,7 +254,7 @@ def assumptions(
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.measure [RUN] --tokens 100M`: prints the table."
     place, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
-    model, default = options_of_run(place) if place else (None, Options())
+    model, default, saving = options_of_run(place) if place else (None, Options(), [])
     options = parse_options(Options, flags, "python -m tinygpt.measure [RUN]", default=default)
     if model and options.variant != default.variant:
         raise UserError(f"variant = {options.variant}, but {place} has its own: leave --variant out")
@@ -276,7 +281,10 @@ def main(argv: list[str]) -> None:
     else:
         verdict = f"the largest that trains {room} is {best[-1]}." if best else f"none trains {room}."
     what = place or options.variant
-    print(f"\n{what}, {rows} per forward pass, {options.optimizer}: {verdict}")
+    step = f"{rows} per forward pass, {options.optimizer}"
+    if saving:
+        step += f", without its {' and '.join(saving)}"
+    print(f"\n{what}, {step}: {verdict}")
     print(assumptions(request, speed))
 
 

@@ -334,6 +334,11 @@ def _with_loss(loss_fn, module, x, y, reduction):
     return None, loss_fn(module, x, y)
 
 # %% ../../nbs/more/19_run_loop.ipynb #judge
+def _number(value):
+    "A number as Python's own, of a tensor or of numpy too."
+    return value.item() if hasattr(value, "item") else value
+
+
 class Judge:
     "Validates a run and writes samples."
 
@@ -364,7 +369,8 @@ class Judge:
         "What the run's objective measures."
         run, log = self.run, self.log
         with log.pause():
-            figures = run.objective.judge(run)
+            figures = run.objective.judge(run) or {}
+        figures = {name: _number(value) for name, value in figures.items()}
         if not figures:  # nothing new since the last validation
             return
         self.figures = figures

@@ -301,8 +301,8 @@ class Objective:
     loader: Callable[["Run"], Any] | None = None
     # y -> what the summed losses of its rows are divided by, 0-d. None: targets that are not -100
     count: Callable[[torch.Tensor], torch.Tensor] | None = None
-    # more figures at each validation, on all processes: name -> value. It must not draw from torch's own
-    # generator, or a resumed run would differ
+    # more figures at each validation, on all processes: name -> number, or a tensor of one. It must not draw
+    # from torch's own generator, or a resumed run would differ
     judge: Callable[["Run"], dict[str, float]] | None = None
     # `python -m COMMAND --resume FOLDER` makes the objective again from `settings`, and resumes the run.
     # A program of your own leaves it out

@@ -22,12 +22,13 @@ from tinygpt.run.command import (
     config_of_run,
     fit_warmup,
     read_flags,
+    settings_in,
     settings_named,
     value_of,
 )
 from .config import RunConfig, TrainConfig, load_config
 from .presets import preset
-from .setup import kept_settings
+from .setup import _check_form, kept_settings
 from ..support import UserError
 
 # %% ../../nbs/more/19_run_stage.ipynb #config
@@ -84,6 +85,8 @@ class StageOptions:
     auto: go on with the run of this command where it has a checkpoint, else begin it"""
     overwrite: bool = False
     """delete an earlier run of the same name"""
+    # the settings that the flags or their file name; not a field, because a run does not keep it
+    named = frozenset()
 
 
 COMMON = {field.name for field in fields(StageOptions)}
@@ -141,8 +144,9 @@ def stage_options(
     if file is not None:
         default = replace(before, train=_with_file(before.train, file))
     options = read_flags(flags, default, f"python -m {command} RUN")
-    if "warmup_steps" not in settings_named(flags):
-        fit_warmup(options.train.optim, default.train.optim)
+    fit_warmup(options.train.optim, flags, default.train, before.train)
+    named = settings_named(flags) | settings_in(file)
+    options.train.asked = frozenset(named & {"block_size"})
     of_weights = {field.name for field in fields(GPTConfig)} - {"block_size", "dropout"}
     check_kept(options.train.model, before.train.model, tuple(sorted(of_weights)))
     if options.resume == "auto":
@@ -150,10 +154,14 @@ def stage_options(
             again = [*flags, "--resume", str(options.train.folder)]  # the last --resume counts
             resumed = stage_options(again, Options, make, command, kept, **least)
             _check_beginning(resumed.train, options.train.run.init_from)
-            return replace(resumed, resume="auto")
+            resumed.resume = "auto"
+            return resumed
         # nothing was saved: the run is begun, or begun anew
         options = replace(options, resume=None, overwrite=True)
-    if options.resume is not None:
+    options.named = frozenset(named)
+    if options.resume is None:
+        _check_form(options.train, before.train.model)
+    else:
         check_resumed(options.train.run, before.train.run)
         check_kept(options, before, kept)
     for name, bound in least.items():
