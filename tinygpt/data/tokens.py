@@ -345,7 +345,9 @@ def owned_path(folder: Path):
     try:
         with atomic_path(folder) as tmp:
             lock = FileLock(f"{tmp.parent}.lock")
-            lock.acquire(timeout=0)
+            # until now another process could take this folder for an abandoned one, and remove it
+            lock.acquire(timeout=10)
+            tmp.parent.mkdir(exist_ok=True)
             yield tmp
     except OSError as error:  # a failed write to an open file does not name the file
         error.filename = error.filename or str(folder)
@@ -656,11 +658,8 @@ def fill_cache(
     progress: bool = False,  # say what is being built
 ) -> TokenData:
     "The token data in a cache folder, which is made first if it is missing or damaged."
-    if folder.exists():
-        try:
-            return open_token_data(folder)
-        except UserError:  # anything that can be made again is made again
-            shutil.rmtree(folder)
+    if (known := _open_cached(folder)) is not None:
+        return known
     if progress:
         print(f"tokenizing, once; the tokens are kept in {folder}", file=sys.stderr)
     corpus, tokenizer = make()
@@ -677,6 +676,20 @@ def fill_cache(
     return open_token_data(folder)
 
 
+def _open_cached(folder: Path) -> TokenData | None:
+    "The token data in a folder of the cache. If it is damaged, None, and it is removed."
+    with suppress(UserError, FileNotFoundError):  # another process may be removing it
+        return open_token_data(folder)
+    if not folder.exists():
+        return None
+    with FileLock(f"{folder}.lock"):  # so that nobody removes what another process has made again
+        with suppress(UserError):
+            return open_token_data(folder)
+        if folder.exists():
+            shutil.rmtree(folder)
+    return None
+
+
 def remember_text(
     data: str,  # see `prepare`
     separator: str = "",
@@ -689,9 +702,10 @@ def remember_text(
     seen = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = hashlib.sha256(json.dumps([separator, seen]).encode()).hexdigest()
     place = cache_dir() / "texts" / f"{key[:16]}.json"
-    with suppress(UserError):  # missing or damaged
+    with suppress(UserError, KeyError):  # missing or damaged
         if seen:
-            return read_json(place, dict), None
+            known = read_json(place, dict)
+            return {name: known[name] for name in ("name", "fingerprint", "warning")}, None
     corpus = load_corpus(data, separator)
     known = dict(name=corpus.name, fingerprint=corpus.fingerprint(), warning=unsplit_warning(corpus))
     # a file written just now may be written again within one tick of the clock
