@@ -172,6 +172,11 @@ def test_a_mark_of_utf8_at_the_beginning_is_no_part_of_the_first_line():
     assert chunk.texts == ["one", "zwölf"] and not chunk.notes
 
 
+def test_a_mark_of_utf8_on_a_line_of_its_own_is_an_empty_line():
+    assert read_all(b"\xef\xbb\xbf")[0].texts == []
+    assert read_all(b'\xef\xbb\xbf\r\n{"text": "one"}\r\n')[0].texts == ["one"]
+
+
 def test_a_field_that_stands_twice_in_a_row_is_noted():
     rows = b'{"text": "a", "text": "b"}\n{"text": "c", "other": {"text": 1, "text": 2}}\n'
     rows += b'{"text": "\\"text\\""}\n'

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 
-from .tokens import EOT_TEXT, _separator_pattern, encoding_problem
+from .tokens import EOT_TEXT, _ends_in, _separator_pattern, encoding_problem
 from ..support import UserError
 
 # %% ../../nbs/more/03_data_chunks.ipynb #report
@@ -143,9 +143,9 @@ def read_lines(
     name: str,  # its suffix says whether it is compressed: .gz, .zst
 ) -> Iterator[bytes]:
     "The lines of a text file, plain or compressed. UserError for a line too long to be a document."
-    if name.endswith(".zst"):
+    if _ends_in(name, ".zst"):
         return _split_at(_unzstd(file), lambda text: text.split(b"\n"), name)
-    if name.endswith(".gz"):
+    if _ends_in(name, ".gz"):
         file = gzip.open(file)
     elif isinstance(file, io.RawIOBase):
         file = io.BufferedReader(file, 1 << 20)
@@ -169,6 +169,7 @@ def read_jsonl(
             return
         texts, notes = [], []
         for number, line in batch:
+            line = line.removeprefix(codecs.BOM_UTF8)  # the byte order mark that Notepad writes
             if line.strip():
                 place = f"{name} line {number}"
                 first = number == 1
@@ -182,7 +183,7 @@ def read_jsonl(
 def _parse_row(line: bytes, place: str, text_key: str, first: bool, notes: list) -> dict:
     "The JSON object on a line; the first one must have the requested field."
     try:
-        text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass")
+        text = line.decode("utf-8", "surrogatepass")
         row = json.loads(text)
     except UnicodeDecodeError:
         return {text_key: line}  # not UTF-8, as `as_text` will find

@@ -78,6 +78,12 @@ def open_nanogpt(
     tokenizer: str = "gpt2",
 ) -> TokenData:
     "Open what nanoGPT's prepare.py wrote. Copies and changes nothing. The fingerprint is from a sample."
+    for name in ("progress.json", "train_000001.bin"):
+        if (folder / name).exists():
+            raise UserError(
+                f"data: {folder} has a {name} and no meta.json, so it is unfinished or damaged: "
+                "give the command that prepares it again"
+            )
     made_by = _nanogpt_tokenizer(folder, tokenizer)
     dtype = np.dtype("<u2")
     arrays, splits = {}, {}

@@ -15,6 +15,7 @@ import codecs
 import glob
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -96,7 +97,7 @@ def encoding_problem(
     if not known:
         return f"{name} is not text ({nuls} of its first {len(sample)} bytes are NUL): give a text file"
     end = Path(name).suffix
-    unpack = {".gz": "zcat", ".zst": "zstd -dc"}.get(end, "cat")
+    unpack = {".gz": "zcat", ".zst": "zstd -dc"}.get(end.lower(), "cat")
     convert = f"{unpack} {shlex.quote(name)} | iconv -f {known[0]} -t utf-8"
     new = "NEW.jsonl" if unpack != "cat" else f"NEW{end}"
     return f"{name} is {known[0]}, not UTF-8: convert it with {convert} > {new}"
@@ -235,28 +236,42 @@ def load_corpus(
     return Corpus(path.stem, train, val, str(path))
 
 
-def _visible_files(folder: Path, pattern: str) -> list[Path]:
-    "The files under a folder, in order, except names that begin with a dot."
-    files = sorted(f for f in folder.rglob(pattern) if f.is_file())
-    return [f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts)]
+def _ends_in(name: str, *suffixes: str) -> bool:
+    "Whether a file's name ends in one of these, in small letters or capitals."
+    return name.lower().endswith(suffixes)
+
+
+def _visible_files(folder: Path, *suffixes: str) -> list[Path]:
+    "The files under a folder, in order, except names that begin with a dot. OSError if a part is closed."
+
+    def refuse(error: OSError):  # os.walk and rglob would pass it over
+        raise error
+
+    found = []
+    for top, folders, names in os.walk(folder, onerror=refuse):
+        # every disk has a lost+found, which only root may look into
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "lost+found"]
+        found += [Path(top, name) for name in names if not name.startswith(".") and _ends_in(name, *suffixes)]
+    return sorted(file for file in found if file.is_file())
 
 
 def _text_files(path: Path) -> list[Path]:
     "The text file at `path`, or all those in a folder, except names that begin with a dot."
     if not path.exists():
         raise UserError(f"data: {path} is neither a corpus ({', '.join(CORPORA)}) nor a path that exists")
-    if path.name.endswith((".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")):
+    if _ends_in(path.name, ".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst"):
         prepare = shlex.join(["python", "-m", "tinygpt.data", "prepare", str(path)])
         raise UserError(
             f"data: {path} is not plain text: make token files of it with {prepare} FOLDER, "
             "and train on FOLDER"
         )
-    if path.suffix in (".gz", ".zst"):
-        unpack = f"{'zcat' if path.suffix == '.gz' else 'zstd -dc'} {shlex.quote(str(path))} > NEW.txt"
+    if _ends_in(path.name, ".gz", ".zst"):
+        unpack = "zcat" if _ends_in(path.name, ".gz") else "zstd -dc"
+        unpack = f"{unpack} {shlex.quote(str(path))} > NEW.txt"
         raise UserError(f"data: {path} is compressed: unpack it with {unpack}, and give that file")
     if not path.is_dir():
         return [path]
-    files = _visible_files(path, "*.txt")
+    files = _visible_files(path, ".txt")
     if not files:
         raise UserError(f"data: the folder {path} holds no .txt file (and no meta.json of token files)")
     return files

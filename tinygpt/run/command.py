@@ -92,7 +92,7 @@ def starting_point(argv: list[str]) -> tuple[TrainConfig, str, list[str]]:
         run = None
     places = {"preset": name, "--config": file, "--resume": run}
     named = {word: value for word, value in places.items() if value}
-    if name and file and file.endswith(".toml"):
+    if name and file and file.lower().endswith(".toml"):
         del named["preset"]
     if len(named) > 1:
         raise UserError(f"{' and '.join(named)} are two places to start from: give one of them")
@@ -101,7 +101,7 @@ def starting_point(argv: list[str]) -> tuple[TrainConfig, str, list[str]]:
         return config_of_run(run), words, flags
     config = preset(name or "laptop")
     if file:  # a config.json says everything, a .toml file what it changes
-        config = load_config(Path(file), config if file.endswith(".toml") else None)
+        config = load_config(Path(file), config if file.lower().endswith(".toml") else None)
     return config, words, flags
 
 
