@@ -15,6 +15,7 @@ from tinygpt.data.stream import open_stream
 from tinygpt.data.tokens import TokenData, prepare
 from tinygpt.data.windows import RandomLoader, ShardLoader
 from tinygpt.support import UserError
+from tinygpt.tokenizer import CharTokenizer
 
 
 def nanogpt_batch(path, batch_size, block_size):
@@ -62,6 +63,20 @@ def test_nanogpts_gpt2_files_open_with_the_gpt2_vocabulary_and_need_to_be_told_s
     (tmp_path / "val.bin").unlink()
     with pytest.raises(UserError, match="val.bin is missing"):
         open_data(str(tmp_path), "gpt2")
+
+
+def test_a_vocabulary_too_large_for_nanogpts_files_is_refused(tmp_path):
+    "As uint32 files read as uint16, every second id would be of the upper half."
+    for name in ("train", "val"):
+        np.array([5, 65_536] * 20, dtype=np.uint32).tofile(tmp_path / f"{name}.bin")
+    for size, fits in ((65_535, True), (65_536, False)):  # and the end of text
+        path = tmp_path / "tokenizer.json"
+        CharTokenizer("".join(map(chr, range(2**16, 2**16 + size)))).save(path)
+        if fits:
+            assert open_data(str(tmp_path), str(path)).meta["vocab_size"] == 2**16
+            continue
+        with pytest.raises(UserError, match="uint16, and the tokenizer has 65,537: make token files"):
+            open_data(str(tmp_path), str(path))
 
 
 def test_a_meta_pkl_that_would_run_code_is_refused(tmp_path):

@@ -86,6 +86,11 @@ def open_nanogpt(
             )
     made_by = _nanogpt_tokenizer(folder, tokenizer)
     dtype = np.dtype("<u2")
+    if made_by.n_vocab > 2**16:  # some write uint32 for such a vocabulary
+        raise UserError(
+            f"data: {folder} has no meta.json, so its ids are nanoGPT's uint16, "
+            f"and the tokenizer has {made_by.n_vocab:,}: make token files of the text with tinygpt.data"
+        )
     arrays, splits = {}, {}
     for split in ("train", "val"):
         path = folder / f"{split}.bin"
