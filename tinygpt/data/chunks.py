@@ -99,12 +99,13 @@ def _unzstd(file) -> Iterator[bytes]:
         import zstandard
     except ImportError:
         raise UserError('data: a .zst file needs the package zstandard: pip install "tinygpt[hub]"') from None
-    decoder = zstandard.ZstdDecompressor().decompressobj()
+    window = 1 << 31  # the largest there is: Reddit's dumps have it, and zstd refuses it by itself
+    decoder = zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
     # 4 kB may decompress to a hundred MB: a larger block might not fit into memory
     while block := file.read(1 << 12):
         while block:
             if decoder.eof:  # a new frame begins
-                decoder = zstandard.ZstdDecompressor().decompressobj()
+                decoder = zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
             yield decoder.decompress(block)
             block = decoder.unused_data
     if not decoder.eof:
