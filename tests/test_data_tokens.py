@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tinygpt.data.tokens as tokens_module
+from tinygpt.data.__main__ import main as prepare_command
 from tinygpt.data.documents import find_documents
 from tinygpt.data.tokens import (
     Corpus,
@@ -157,6 +158,22 @@ def test_other_kinds_of_files_are_led_to_the_command_that_prepares_them(tmp_path
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="python -m tinygpt.data prepare"):
         prepare(str(tmp_path / "x.parquet"), "byte")
+
+
+def test_a_text_beside_rows_of_data_is_not_taken_for_all_there_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data/rows").mkdir(parents=True)
+    Path("data/LICENSE.txt").write_text("Permission is hereby granted " * 9)
+    rows = "".join(f'{{"text": "document {i}"}}\n' for i in range(99))
+    for name in ("data/rows/d.jsonl", "data/rows/D.JSONL"):
+        Path(name).write_text(rows)
+        with pytest.raises(UserError, match=f"{name} is not plain text: make token files") as told:
+            prepare("data", "byte")
+        Path(name).unlink()
+    Path(name).write_text(rows)
+    command = re.search(r"python -m (tinygpt.data) (prepare data) FOLDER", str(told.value))
+    assert prepare_command([*command[2].split(), "out", "--val-fraction", "0.1"]) == 0
+    assert sum(split["documents"] for split in prepare("out").meta["splits"].values()) == 100
 
 
 def test_a_compressed_text_is_refused_with_a_command_that_unpacks_it(tmp_path, monkeypatch):

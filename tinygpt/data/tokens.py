@@ -259,19 +259,20 @@ def _text_files(path: Path) -> list[Path]:
     "The text file at `path`, or all those in a folder, except names that begin with a dot."
     if not path.exists():
         raise UserError(f"data: {path} is neither a corpus ({', '.join(CORPORA)}) nor a path that exists")
-    if _ends_in(path.name, ".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst"):
+    rows = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
+    files = _visible_files(path, ".txt", *rows) if path.is_dir() else [path]
+    others = [file for file in files if _ends_in(file.name, *rows) and file.stat().st_size]
+    if others:  # the texts beside them are most likely about them: a license, a readme
         prepare = shlex.join(["python", "-m", "tinygpt.data", "prepare", str(path)])
         raise UserError(
-            f"data: {path} is not plain text: make token files of it with {prepare} FOLDER, "
+            f"data: {others[0]} is not plain text: make token files of it with {prepare} FOLDER, "
             "and train on FOLDER"
         )
-    if _ends_in(path.name, ".gz", ".zst"):
+    if not path.is_dir() and _ends_in(path.name, ".gz", ".zst"):
         unpack = "zcat" if _ends_in(path.name, ".gz") else "zstd -dc"
         unpack = f"{unpack} {shlex.quote(str(path))} > NEW.txt"
         raise UserError(f"data: {path} is compressed: unpack it with {unpack}, and give that file")
-    if not path.is_dir():
-        return [path]
-    files = _visible_files(path, ".txt")
+    files = [file for file in files if file == path or _ends_in(file.name, ".txt")]
     if not files:
         raise UserError(f"data: the folder {path} holds no .txt file (and no meta.json of token files)")
     return files
