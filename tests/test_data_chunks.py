@@ -172,6 +172,21 @@ def test_a_mark_of_utf8_at_the_beginning_is_no_part_of_the_first_line():
     assert chunk.texts == ["one", "zwölf"] and not chunk.notes
 
 
+def test_a_file_that_was_compressed_with_a_long_window_is_read():
+    "As by zstd --long=31."
+    lines = lines_of(["one", "two"]).encode()
+    long = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
+    work = zstandard.ZstdCompressor(compression_params=long).compressobj()  # of unknown length
+    packed = work.compress(lines) + work.flush()
+    assert zstandard.get_frame_parameters(packed).window_size == 2**28
+    assert [c.texts for c in read_all(packed * 2, "d.jsonl.zst")] == [["one", "two"] * 2]
+
+
+def test_a_mark_of_utf8_on_a_line_of_its_own_is_an_empty_line():
+    assert read_all(b"\xef\xbb\xbf")[0].texts == []
+    assert read_all(b'\xef\xbb\xbf\r\n{"text": "one"}\r\n')[0].texts == ["one"]
+
+
 def test_a_field_that_stands_twice_in_a_row_is_noted():
     rows = b'{"text": "a", "text": "b"}\n{"text": "c", "other": {"text": 1, "text": 2}}\n'
     rows += b'{"text": "\\"text\\""}\n'

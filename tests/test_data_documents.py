@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tinygpt.data import documents as data_documents
 from tinygpt.data.chunks import Report
 from tinygpt.data.documents import HUB, choose_tokenizer, find_documents, is_held_out
+from tinygpt.data.tokens import load_corpus
 from tinygpt.support import UserError
 
 KINDS = ["d.parquet", "d.jsonl", "d.jsonl.gz", "d.jsonl.zst"]
@@ -96,6 +97,48 @@ def test_a_folder_is_read_in_order_of_its_names_whatever_its_files_are(tmp_path)
     texts = read(find_documents(str(tmp_path)))
     assert [t.split()[0] for t in texts[::3]] == ["a.parquet", "b.jsonl", "sub/c.jsonl.gz", "another"]
     assert texts[-1] == "a text"
+
+
+@pytest.mark.parametrize("name", [*KINDS, "d.txt"])
+def test_a_name_in_capitals_is_of_the_same_kind(tmp_path, name):
+    "Also where it would otherwise be read as plain text."
+    texts = ["the only text " * 9] if name == "d.txt" else [f"document {i} " * 20 for i in range(50)]
+    path = write(tmp_path / name, texts)
+    if name == "d.txt":
+        path.write_text(texts[0])
+    size = find_documents(str(path)).text_bytes()
+    path = path.rename(tmp_path / name.upper())
+    documents = find_documents(str(path))
+    assert read(documents) == texts and documents.text_bytes() == size
+    assert documents.is_one_text == (name == "d.txt")
+    if name == "d.txt":
+        assert read(find_documents(str(path), separator="only")) == ["the ", *[" text the "] * 8, " text "]
+        assert load_corpus(str(tmp_path)).fingerprint() == load_corpus(str(path)).fingerprint()
+    else:
+        with pytest.raises(UserError, match="is not plain text: make token files of it"):
+            load_corpus(str(path))
+
+
+def test_a_folder_that_may_not_be_read_is_named_and_not_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a text")
+    for name in ("closed", "lost+found", ".closed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "b.txt").write_text("another text")
+    scandir, closed = os.scandir, ["lost+found", ".closed"]
+
+    def refuse(path):  # as the system does to all but root
+        if os.path.basename(path) in closed:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert read(find_documents(str(tmp_path))) == ["a text", "another text"]
+    assert load_corpus(str(tmp_path)).train + load_corpus(str(tmp_path)).val == ["a text", "another text"]
+    closed.append("closed")
+    for look in (find_documents, load_corpus):
+        with pytest.raises(PermissionError) as told:
+            look(str(tmp_path))
+        assert told.value.filename == str(tmp_path / "closed")
 
 
 def test_a_thousand_text_files_are_a_document_each(tmp_path):

@@ -1,17 +1,21 @@
 import json
 import os
 import pickle
+import signal
 
 import numpy as np
 import pytest
 import torch
 
+import tinygpt.data.prepare as prepare_module
 from tinygpt.data.documents import Documents
 from tinygpt.data.open import make_loader, open_data
+from tinygpt.data.prepare import prepare_shards
 from tinygpt.data.stream import open_stream
 from tinygpt.data.tokens import TokenData, prepare
 from tinygpt.data.windows import RandomLoader, ShardLoader
 from tinygpt.support import UserError
+from tinygpt.tokenizer import CharTokenizer
 
 
 def nanogpt_batch(path, batch_size, block_size):
@@ -59,6 +63,20 @@ def test_nanogpts_gpt2_files_open_with_the_gpt2_vocabulary_and_need_to_be_told_s
     (tmp_path / "val.bin").unlink()
     with pytest.raises(UserError, match="val.bin is missing"):
         open_data(str(tmp_path), "gpt2")
+
+
+def test_a_vocabulary_too_large_for_nanogpts_files_is_refused(tmp_path):
+    "As uint32 files read as uint16, every second id would be of the upper half."
+    for name in ("train", "val"):
+        np.array([5, 65_536] * 20, dtype=np.uint32).tofile(tmp_path / f"{name}.bin")
+    for size, fits in ((65_535, True), (65_536, False)):  # and the end of text
+        path = tmp_path / "tokenizer.json"
+        CharTokenizer("".join(map(chr, range(2**16, 2**16 + size)))).save(path)
+        if fits:
+            assert open_data(str(tmp_path), str(path)).meta["vocab_size"] == 2**16
+            continue
+        with pytest.raises(UserError, match="uint16, and the tokenizer has 65,537: make token files"):
+            open_data(str(tmp_path), str(path))
 
 
 def test_a_meta_pkl_that_would_run_code_is_refused(tmp_path):
@@ -120,6 +138,20 @@ def test_a_separator_goes_through_to_every_loader_and_not_to_tokens(tmp_path, ca
         assert data.meta["splits"]["val"]["documents"] > 1 and 124 not in data.val[:]  # no |
     with pytest.raises(UserError, match="holds tokens"):
         open_data(str(data.folder), "byte", separator="|")
+
+
+def test_a_folder_that_is_unfinished_or_has_lost_its_record_is_not_taken_for_nanogpts(tmp_path, monkeypatch):
+    (tmp_path / "d.jsonl").write_text("".join(f'{{"text": "document {i}"}}\n' for i in range(300)))
+    settings = dict(tokenizer="byte", val_fraction=0.2, workers=0, shard_tokens=1000)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare_module, "_finish", lambda *args: signal.raise_signal(signal.SIGINT))
+        prepare_shards(str(tmp_path / "d.jsonl"), tmp_path / "out", **settings)
+    with pytest.raises(UserError, match="progress.json and no meta.json.*give the command"):
+        open_data(str(tmp_path / "out.partial"), "byte")
+    prepare_shards(str(tmp_path / "d.jsonl"), tmp_path / "out", **settings)
+    (tmp_path / "out/meta.json").unlink()
+    with pytest.raises(UserError, match="train_000001.bin and no meta.json"):
+        open_data(str(tmp_path / "out"), "byte")
 
 
 def test_a_name_that_no_log_can_hold_is_refused_however_the_source_is_opened():

@@ -281,6 +281,36 @@ def test_two_at_once_in_one_place_are_refused(tmp_path, monkeypatch):
         small(tmp_path / "in", tmp_path / "out")
 
 
+def test_a_folder_that_another_process_finished_a_moment_ago_is_kept(tmp_path, monkeypatch):
+    corpus(tmp_path / "in")
+    (tmp_path / "one.txt").write_text("the quick brown fox\n" * 100)
+    lock, build = prepare_module._only_one, prepare_module.build_tokenizer
+    for source, late, function in (("in", "_only_one", lock), ("one.txt", "build_tokenizer", build)):
+        out = tmp_path / f"out-{source}"
+
+        def faster(*args, out=out, function=function):  # the checks before the work have passed
+            out.mkdir()
+            (out / "theirs").touch()
+            return function(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(prepare_module, late, faster)
+            with pytest.raises(UserError, match="exists: choose another name"):
+                small(tmp_path / source, out)
+        assert content(out) == {"theirs": b""}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "one.txt", "out-in", "out-one.txt"]
+
+
+def test_a_folder_made_again_in_one_process_has_the_ids_of_its_own_tokenizer(tmp_path):
+    texts = corpus(tmp_path / "in")
+    for tokenizer, vocab_size in (("byte", 257), ("bpe", 270), ("bpe", 275)):
+        small(tmp_path / "in", tmp_path / "out", tokenizer=tokenizer, vocab_size=vocab_size)
+        data = open_token_data(tmp_path / "out")
+        assert data.tokenizer.n_vocab == vocab_size
+        assert data.tokenizer.decode(data.train[:]) == "".join(t for t in texts if not is_held_out(t, 0.2))
+        shutil.rmtree(tmp_path / "out")
+
+
 def test_a_lock_file_that_a_killed_process_left_blocks_nobody(tmp_path):
     corpus(tmp_path / "in")
     (tmp_path / "out.partial.lock").touch()

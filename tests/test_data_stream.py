@@ -401,6 +401,22 @@ def test_a_state_of_other_data_or_of_one_rank_only_is_refused():
         merge_states([loader.state_dict(), ahead.state_dict()])
 
 
+def test_numpy_integers_are_plain_ones_and_sizes_that_cannot_be_are_refused():
+    "As in the other loaders."
+    documents = texts(30)
+    numbers = dict(batch_size=2, block_size=8, seed=3)
+    plain, other = (stream(documents, **{k: kind(v) for k, v in numbers.items()}) for kind in (int, np.int32))
+    assert torch.equal(next(plain)[0], next(other)[0])
+    assert json.loads(json.dumps(other.state_dict())) == plain.state_dict()
+    for packing in ("concat", "bos"):
+        for block_size in (0, -3):
+            with pytest.raises(UserError, match=f"block_size = {block_size}"):
+                stream(documents, block_size=block_size, packing=packing)
+    for name, value in numbers.items():
+        with pytest.raises(TypeError, match="integer"):
+            stream(documents, **numbers | {name: value + 0.5})
+
+
 def test_a_document_with_the_special_token_in_its_text_stays_text():
     loader = stream(["one<|endoftext|>two"], 1, 30)
     x, _ = next(loader)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tinygpt.data.tokens as tokens_module
+from tinygpt.data.__main__ import main as prepare_command
 from tinygpt.data.documents import find_documents
 from tinygpt.data.tokens import (
     Corpus,
@@ -24,6 +25,7 @@ from tinygpt.data.tokens import (
     build_tokenizer,
     cache_folder,
     check_text_size,
+    clear_abandoned,
     hold_out,
     load_corpus,
     open_split,
@@ -156,6 +158,22 @@ def test_other_kinds_of_files_are_led_to_the_command_that_prepares_them(tmp_path
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="python -m tinygpt.data prepare"):
         prepare(str(tmp_path / "x.parquet"), "byte")
+
+
+def test_a_text_beside_rows_of_data_is_not_taken_for_all_there_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data/rows").mkdir(parents=True)
+    Path("data/LICENSE.txt").write_text("Permission is hereby granted " * 9)
+    rows = "".join(f'{{"text": "document {i}"}}\n' for i in range(99))
+    for name in ("data/rows/d.jsonl", "data/rows/D.JSONL"):
+        Path(name).write_text(rows)
+        with pytest.raises(UserError, match=f"{name} is not plain text: make token files") as told:
+            prepare("data", "byte")
+        Path(name).unlink()
+    Path(name).write_text(rows)
+    command = re.search(r"python -m (tinygpt.data) (prepare data) FOLDER", str(told.value))
+    assert prepare_command([*command[2].split(), "out", "--val-fraction", "0.1"]) == 0
+    assert sum(split["documents"] for split in prepare("out").meta["splits"].values()) == 100
 
 
 def test_a_compressed_text_is_refused_with_a_command_that_unpacks_it(tmp_path, monkeypatch):
@@ -333,6 +351,52 @@ def test_damaged_tokens_in_the_cache_are_made_again(words, tmp_path, monkeypatch
     whole = (folder / "train.bin").read_bytes()
     (folder / "train.bin").write_bytes(whole[:-6])
     assert prepare(str(words), "byte").folder == folder and (folder / "train.bin").read_bytes() == whole
+
+
+def test_damaged_tokens_that_another_process_has_made_again_are_kept(words, cache, monkeypatch):
+    folder, opened = prepare(str(words), "byte").folder, open_token_data
+    whole = (folder / "train.bin").read_bytes()
+    (folder / "train.bin").write_bytes(whole[:-6])
+
+    def slow(place):  # the other process is done as soon as this one has seen the damage
+        try:
+            return opened(place)
+        finally:
+            (folder / "train.bin").write_bytes(whole)
+
+    def again(*args):
+        raise AssertionError("made once more")
+
+    monkeypatch.setattr(tokens_module, "open_token_data", slow)
+    monkeypatch.setattr(tokens_module, "write_token_data", again)
+    assert prepare(str(words), "byte").train[:].tobytes() == whole
+
+
+def test_a_folder_taken_for_an_abandoned_one_before_it_is_locked_is_made_all_the_same(tmp_path, monkeypatch):
+    class Late(tokens_module.FileLock):
+        "A lock that another process has for a moment before this one has it."
+
+        def acquire(self, timeout):
+            Path(self.lock_file).touch()
+            with monkeypatch.context() as patch:
+                patch.setattr(tokens_module, "FileLock", FileLock)
+                clear_abandoned(tmp_path)
+            return super().acquire(timeout=timeout)
+
+    FileLock = tokens_module.FileLock
+    monkeypatch.setattr(tokens_module, "FileLock", Late)
+    write_token_data(tmp_path / "t", Corpus("t", ["hello"], ["held out"], "a test"), ByteTokenizer())
+    assert open_token_data(tmp_path / "t").train.tolist() == [256, *b"hello"]
+    assert [p.name for p in tmp_path.iterdir()] == ["t"]
+
+
+def test_what_the_cache_knows_of_a_text_is_found_out_again_where_some_of_it_is_missing(words, cache):
+    os.utime(words, ns=(0, 10**18))
+    folder = prepare(str(words), "byte").folder
+    [place] = (folder.parents[1] / "texts").iterdir()
+    for known in ({}, {"name": "words"}):
+        place.write_text(json.dumps(known))
+        assert prepare(str(words), "byte").folder == folder and len(json.loads(place.read_text())) == 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the limit is of POSIX systems")

@@ -302,7 +302,7 @@ def test_a_task_on_a_local_file_is_told_to_the_harness_as_its_format_wants(tmp_p
         "Knows the harness's own tag for a function."
 
     Loader.add_constructor("!function", lambda loader, node: f"function {node.value}")
-    data = tmp_path / "questions.jsonl"
+    data = tmp_path / "QUESTIONS.JSONL"
     data.write_text("{}\n")
     wanted = {
         "hellaswag": ("multiple_choice", {"acc", "acc_norm"}),

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -238,7 +239,7 @@ def test_the_harness_itself_agrees_on_hellaswag():
 
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix.lower() == ".gz" else text.encode())
     return str(path)
 
 
@@ -250,21 +251,23 @@ def test_storycloze_is_read_from_its_csv(tmp_path):
     row = '1,"Ann, 9, ran.",She fell.,It hurt.,She cried.,She laughed.,Mum came.,2\n'
     path = write(tmp_path / "s.csv", "\ufeff" + HEADER + row)
     [item] = load_items("storycloze", path)
+    assert [item] == load_items("storycloze", str(shutil.copy(path, tmp_path / "CAPITALS.CSV")))
     assert item == Item("Ann, 9, ran. She fell. It hurt. She cried.", [" She laughed.", " Mum came."], 1)
 
 
-@pytest.mark.parametrize("name", ["l.jsonl", "l.jsonl.gz"])
+@pytest.mark.parametrize("name", ["l.jsonl", "l.jsonl.gz", "L.JSONL.GZ"])
 def test_lambada_is_read_from_its_jsonl(tmp_path, name):
     path = write(tmp_path / name, '\ufeff{"text": "he said \\"no\\" to the king"}\n\n{"text": "a b"}\n')
     assert load_items("lambada", path) == [Item('he said "no" to the', [" king"], 0), Item("a", [" b"], 0)]
     assert len(load_items("lambada", path, limit=1)) == 1
 
 
-def test_parquet_and_remote_files_are_read(tmp_path):
+@pytest.mark.parametrize("name", ["h.parquet", "H.PARQUET"])
+def test_parquet_and_remote_files_are_read(tmp_path, name):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     fsspec = pytest.importorskip("fsspec")
-    pq.write_table(pa.Table.from_pylist([SWAG] * 3), tmp_path / "h.parquet")
-    assert load_items("hellaswag", str(tmp_path / "h.parquet")) == [hellaswag_item(SWAG)] * 3
+    pq.write_table(pa.Table.from_pylist([SWAG] * 3), tmp_path / name)
+    assert load_items("hellaswag", str(tmp_path / name)) == [hellaswag_item(SWAG)] * 3
     with fsspec.open("memory://tinygpt-test/words.jsonl", "w") as file:
         file.write('{"text": "far away"}\n')
     assert load_items("lambada", "memory://tinygpt-test/words.jsonl") == [Item("far", [" away"], 0)]

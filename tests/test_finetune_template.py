@@ -242,6 +242,8 @@ def test_files_of_the_field_become_messages(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(rows), encoding="utf-8")
     assert read_conversations(tmp_path / "a.jsonl") == [talk] * 6
     assert read_conversations(str(tmp_path / "a.json")) == [talk] * 6
+    for name in ("a.json", "a.jsonl"):
+        assert read_conversations((tmp_path / name).rename(tmp_path / name.upper())) == [talk] * 6
 
 
 def test_an_answer_of_weight_0_is_read_and_is_no_target(tmp_path):

@@ -167,8 +167,9 @@ def test_a_job_that_torchrun_starts_again_ends_with_the_weights_of_one_that_was_
 # files of settings
 
 
-def test_a_toml_file_changes_a_preset_and_flags_change_the_file(tmp_path):
-    path = tmp_path / "my.toml"
+@pytest.mark.parametrize("name", ["my.toml", "MY.TOML"])
+def test_a_toml_file_changes_a_preset_and_flags_change_the_file(tmp_path, name):
+    path = tmp_path / name
     path.write_text("[optim]\nlearning_rate = 1  # a comment\nbetas = [0.8, 0.9]\n[model]\nn_layer = 3\n")
     got = parse_arguments(["gpt2", "--config", str(path), "--n-layer", "4"]).train
     base = expected = preset("gpt2")

@@ -170,7 +170,7 @@ def test_the_same_command_with_another_meaning_is_refused(base, config):
 
 
 def test_a_file_changes_the_settings_of_the_run_before_and_flags_change_the_file(base, tmp_path):
-    path = tmp_path / "my.toml"
+    path = tmp_path / "MY.TOML"  # in capitals, too
     path.write_text("[optim]\nlearning_rate = 0.5\nmax_steps = 6\n[run]\nseed = 9\n")
     options = options_of(base, "--config", path, "--max-steps", 4)
     assert (options.train.optim.learning_rate, options.train.optim.max_steps) == (0.5, 4)

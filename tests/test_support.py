@@ -95,6 +95,20 @@ def test_atomic_path_does_not_replace_a_folder(tmp_path):
     assert os.listdir(tmp_path) == ["run"]
 
 
+def test_a_folder_that_another_process_makes_at_the_last_moment_is_kept(tmp_path, monkeypatch):
+    place, replace = tmp_path / "run", os.replace
+
+    def late(source, target):
+        place.mkdir()
+        (place / "theirs").touch()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", late)
+    with pytest.raises(FileExistsError), atomic_path(place) as tmp:
+        tmp.mkdir()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"] and (place / "theirs").exists()
+
+
 def test_cache_dir_is_where_the_variable_says(monkeypatch, tmp_path):
     monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path / "here"))
     assert cache_dir() == tmp_path / "here"

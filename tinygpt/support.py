@@ -127,6 +127,8 @@ def atomic_path(
         os.replace(inner, path)
         _to_disk(path.parent)  # now it is safe to remove an older version
     except OSError as error:
+        if error.errno == errno.ENOTEMPTY:  # another process made the folder just before
+            raise FileExistsError(f"{path} exists") from None
         if error.errno and error.filename is None:  # a full disk: `write` does not name the file
             error.filename = str(path)
         raise

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 
-from .tokens import EOT_TEXT, _separator_pattern, encoding_problem
+from .tokens import EOT_TEXT, _ends_in, _separator_pattern, encoding_problem
 from ..support import UserError
 
 # %% ../../nbs/more/03_data_chunks.ipynb #report
@@ -99,12 +99,13 @@ def _unzstd(file) -> Iterator[bytes]:
         import zstandard
     except ImportError:
         raise UserError('data: a .zst file needs the package zstandard: pip install "tinygpt[hub]"') from None
-    decoder = zstandard.ZstdDecompressor().decompressobj()
+    window = 1 << 31  # the largest there is: Reddit's dumps have it, and zstd refuses it by itself
+    decoder = zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
     # 4 kB may decompress to a hundred MB: a larger block might not fit into memory
     while block := file.read(1 << 12):
         while block:
             if decoder.eof:  # a new frame begins
-                decoder = zstandard.ZstdDecompressor().decompressobj()
+                decoder = zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
             yield decoder.decompress(block)
             block = decoder.unused_data
     if not decoder.eof:
@@ -143,9 +144,9 @@ def read_lines(
     name: str,  # its suffix says whether it is compressed: .gz, .zst
 ) -> Iterator[bytes]:
     "The lines of a text file, plain or compressed. UserError for a line too long to be a document."
-    if name.endswith(".zst"):
+    if _ends_in(name, ".zst"):
         return _split_at(_unzstd(file), lambda text: text.split(b"\n"), name)
-    if name.endswith(".gz"):
+    if _ends_in(name, ".gz"):
         file = gzip.open(file)
     elif isinstance(file, io.RawIOBase):
         file = io.BufferedReader(file, 1 << 20)
@@ -169,6 +170,7 @@ def read_jsonl(
             return
         texts, notes = [], []
         for number, line in batch:
+            line = line.removeprefix(codecs.BOM_UTF8)  # the byte order mark that Notepad writes
             if line.strip():
                 place = f"{name} line {number}"
                 first = number == 1
@@ -182,7 +184,7 @@ def read_jsonl(
 def _parse_row(line: bytes, place: str, text_key: str, first: bool, notes: list) -> dict:
     "The JSON object on a line; the first one must have the requested field."
     try:
-        text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass")
+        text = line.decode("utf-8", "surrogatepass")
         row = json.loads(text)
     except UnicodeDecodeError:
         return {text_key: line}  # not UTF-8, as `as_text` will find

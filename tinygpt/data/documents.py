@@ -22,7 +22,14 @@ from tinygpt.data.chunks import (
     read_parquet,
     read_separated,
 )
-from .tokens import _visible_files, build_tokenizer, check_regular, encoding_problem, source_path
+from tinygpt.data.tokens import (
+    _ends_in,
+    _visible_files,
+    build_tokenizer,
+    check_regular,
+    encoding_problem,
+    source_path,
+)
 from ..support import UserError, file_problem
 from ..tokenizer import BPETokenizer, Tokenizer
 
@@ -52,8 +59,8 @@ class Documents:
         self.texts = texts
         self.separator = separator
         # groups of files read as one; a .txt is one document, so many of them are grouped
-        self.files = [[f] for f in files if not f[0].endswith(".txt")]
-        plain = [f for f in files if f[0].endswith(".txt")]
+        self.files = [[f] for f in files if not _ends_in(f[0], ".txt")]
+        plain = [f for f in files if _ends_in(f[0], ".txt")]
         together = 1 if separator else chunk_rows
         self.files += [plain[i : i + together] for i in range(0, len(plain), together)]
         if texts is not None:
@@ -90,7 +97,7 @@ class Documents:
         "Whether this is a single text on disk, which `load_corpus` splits by position: it has only one hash."
         if self.fs is not None or self.separator or len(self.files) != 1 or len(self.files[0]) != 1:
             return False
-        return self.files[0][0][0].endswith(".txt")
+        return _ends_in(self.files[0][0][0], ".txt")
 
     def open(self, name: str):
         return open(name, "rb") if self.fs is None else self.fs.open(name, "rb")
@@ -140,9 +147,9 @@ class Documents:
         total = sum(len(t.encode()) for t in self.texts or ())
         for group in self.files:
             for name, size in group:
-                if name.endswith(".parquet"):
+                if _ends_in(name, ".parquet"):
                     total += self._parquet_bytes(name) if look else size * 2
-                elif name.endswith((".gz", ".zst")):
+                elif _ends_in(name, ".gz", ".zst"):
                     total += size * 4
                 else:
                     total += size
@@ -166,17 +173,17 @@ class Documents:
         if self.fs is not None:
             remedy = "check the network, and the file, then give the command again"
         row = ""
-        if skip and not name.endswith(".parquet"):  # a parquet error already names the row group
+        if skip and not _ends_in(name, ".parquet"):  # a parquet error already names the row group
             row = f" after row {skip * self.chunk_rows}"
         return UserError(f"data: {name} cannot be read{row} ({error}): {remedy}")
 
     def _read(self, group: list[tuple[str, int]], name: str, skip: int, order) -> Iterator[Chunk]:
         if self.texts is not None:
             yield from self._read_memory(skip)
-        elif name.endswith(".txt") and self.separator:
+        elif _ends_in(name, ".txt") and self.separator:
             with self.open(name) as file:
                 yield from read_separated(file, name, self.separator, self.chunk_rows, skip)
-        elif name.endswith(".txt"):
+        elif _ends_in(name, ".txt"):
             if skip == 0:
                 texts, notes = [], []
                 for path, _ in group:
@@ -184,7 +191,7 @@ class Documents:
                 yield Chunk(0, [t for t in texts if t], notes)
         else:
             with self.open(name) as file:
-                if name.endswith(".parquet"):
+                if _ends_in(name, ".parquet"):
                     yield from read_parquet(file, name, self.text_key, self.chunk_rows, skip, order)
                 else:
                     yield from read_jsonl(file, name, self.text_key, self.chunk_rows, skip)
@@ -227,12 +234,12 @@ def find_documents(
         fs, files = _list_remote(url)
     else:
         files = _list_local(data)
-    files = sorted(f for f in files if f[0].endswith(SUFFIXES))
+    files = sorted(f for f in files if _ends_in(f[0], *SUFFIXES))
     if not files:
         raise UserError(f"data: {data} holds no file of the kinds {', '.join(SUFFIXES)}")
     if fs is None and not any(size for _, size in files):  # not every store reports sizes
         raise UserError(f"data: {data} is empty: give a text of at least a few thousand characters")
-    if separator and not any(name.endswith(".txt") for name, _ in files):
+    if separator and not any(_ends_in(name, ".txt") for name, _ in files):
         raise UserError(f"separator = {separator!r} is for .txt files, and {data} has none: leave it out")
     return Documents(files, text_key, chunk_rows, fs, source=url, separator=separator)
 
@@ -243,7 +250,7 @@ def _list_local(data: str) -> list[tuple[str, int]]:
     if not path.exists():
         raise UserError(f"data: {data} does not exist; known data sets are {', '.join(HUB)}")
     check_regular(path)
-    found = _visible_files(path, "*") if path.is_dir() else [path]
+    found = _visible_files(path, "") if path.is_dir() else [path]
     return [(p.as_posix(), p.stat().st_size) for p in found]
 
 # %% ../../nbs/more/03_data_documents.ipynb #remote

@@ -78,8 +78,19 @@ def open_nanogpt(
     tokenizer: str = "gpt2",
 ) -> TokenData:
     "Open what nanoGPT's prepare.py wrote. Copies and changes nothing. The fingerprint is from a sample."
+    for name in ("progress.json", "train_000001.bin"):
+        if (folder / name).exists():
+            raise UserError(
+                f"data: {folder} has a {name} and no meta.json, so it is unfinished or damaged: "
+                "give the command that prepares it again"
+            )
     made_by = _nanogpt_tokenizer(folder, tokenizer)
     dtype = np.dtype("<u2")
+    if made_by.n_vocab > 2**16:  # some write uint32 for such a vocabulary
+        raise UserError(
+            f"data: {folder} has no meta.json, so its ids are nanoGPT's uint16, "
+            f"and the tokenizer has {made_by.n_vocab:,}: make token files of the text with tinygpt.data"
+        )
     arrays, splits = {}, {}
     for split in ("train", "val"):
         path = folder / f"{split}.bin"

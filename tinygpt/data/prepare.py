@@ -358,9 +358,9 @@ def prepare_shards(
     )
     if (report := _finished(out, recipe)) is not None:
         return report
-    check_free(out)
     partial = out.with_name(out.name + ".partial")
     with _begun(partial):
+        check_free(out)  # now that no other process can finish it
         saved = _saved_progress(partial, recipe)
         if saved is None:  # the tokenizer comes first, so that a resumed run uses the same one
             choose_tokenizer(tokenizer, documents, vocab_size, val_fraction).save(partial / "tokenizer.json")
@@ -411,7 +411,11 @@ def _prepare_corpus(corpus: Corpus, out: Path, tokenizer: str, vocab_size: int, 
     "A corpus that fits into memory and is already split: written at once, under a temporary name."
     check_text_size(sum(map(len, corpus.train)), corpus.source)
     made = build_tokenizer(tokenizer, corpus, vocab_size)
-    write_token_data(out, corpus, made, progress)
+    try:
+        write_token_data(out, corpus, made, progress)
+    except OSError:
+        check_free(out)  # perhaps another process was faster
+        raise
     report = Report()
     if count := count_eot_text(corpus):
         report.add([(f"{EOT_TEXT} in it, taken as ordinary text", f"{corpus.source} ({count:,} times)")])
@@ -431,6 +435,7 @@ def _write_shards(
     "Tokenize and write what is not yet in the record: (the writer of each split, what was odd)."
     from tqdm import tqdm
 
+    _tokenizer_at.cache_clear()  # without workers: this process may have used another one at this path
     dtype = token_dtype(tokenizer.n_vocab)
     writers = {
         split: ShardWriter(partial, split, dtype, recipe["shard_tokens"]) for split in ("train", "val")

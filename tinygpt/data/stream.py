@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import index
 from typing import Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ from tinygpt.data.tokens import (
     token_dtype,
     unsplit_warning,
 )
-from .windows import check_ranks, to_batch
+from .windows import _check_block, check_ranks, to_batch
 from ..support import UserError
 from ..tokenizer import Tokenizer
 
@@ -244,6 +245,8 @@ class StreamLoader:
             raise UserError(f"prefetch = {prefetch}, num_threads = {num_threads}: give 0 or more, 1 or more")
         if packing not in LANES:
             raise UserError(f"packing = {packing!r} is not known: choose concat or bos")
+        # plain integers, also of numpy's: json can hold them
+        batch_size, block_size, seed = index(batch_size), _check_block(block_size), index(seed)
         self.settings = dict(
             documents=documents.fingerprint,
             tokenizer=tokenizer.fingerprint,
@@ -251,7 +254,7 @@ class StreamLoader:
             block_size=block_size,
             seed=seed,
             packing=packing,
-            shuffle=shuffle,
+            shuffle=bool(shuffle),
             val_fraction=val_fraction,
         )
         self.maker = BatchMaker(

@@ -15,6 +15,7 @@ import codecs
 import glob
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -96,7 +97,7 @@ def encoding_problem(
     if not known:
         return f"{name} is not text ({nuls} of its first {len(sample)} bytes are NUL): give a text file"
     end = Path(name).suffix
-    unpack = {".gz": "zcat", ".zst": "zstd -dc"}.get(end, "cat")
+    unpack = {".gz": "zcat", ".zst": "zstd -dc"}.get(end.lower(), "cat")
     convert = f"{unpack} {shlex.quote(name)} | iconv -f {known[0]} -t utf-8"
     new = "NEW.jsonl" if unpack != "cat" else f"NEW{end}"
     return f"{name} is {known[0]}, not UTF-8: convert it with {convert} > {new}"
@@ -235,28 +236,43 @@ def load_corpus(
     return Corpus(path.stem, train, val, str(path))
 
 
-def _visible_files(folder: Path, pattern: str) -> list[Path]:
-    "The files under a folder, in order, except names that begin with a dot."
-    files = sorted(f for f in folder.rglob(pattern) if f.is_file())
-    return [f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts)]
+def _ends_in(name: str, *suffixes: str) -> bool:
+    "Whether a file's name ends in one of these, in small letters or capitals."
+    return name.lower().endswith(suffixes)
+
+
+def _visible_files(folder: Path, *suffixes: str) -> list[Path]:
+    "The files under a folder, in order, except names that begin with a dot. OSError if a part is closed."
+
+    def refuse(error: OSError):  # os.walk and rglob would pass it over
+        raise error
+
+    found = []
+    for top, folders, names in os.walk(folder, onerror=refuse):
+        # every disk has a lost+found, which only root may look into
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "lost+found"]
+        found += [Path(top, name) for name in names if not name.startswith(".") and _ends_in(name, *suffixes)]
+    return sorted(file for file in found if file.is_file())
 
 
 def _text_files(path: Path) -> list[Path]:
     "The text file at `path`, or all those in a folder, except names that begin with a dot."
     if not path.exists():
         raise UserError(f"data: {path} is neither a corpus ({', '.join(CORPORA)}) nor a path that exists")
-    if path.name.endswith((".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")):
+    rows = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
+    files = _visible_files(path, ".txt", *rows) if path.is_dir() else [path]
+    others = [file for file in files if _ends_in(file.name, *rows) and file.stat().st_size]
+    if others:  # the texts beside them are most likely about them: a license, a readme
         prepare = shlex.join(["python", "-m", "tinygpt.data", "prepare", str(path)])
         raise UserError(
-            f"data: {path} is not plain text: make token files of it with {prepare} FOLDER, "
+            f"data: {others[0]} is not plain text: make token files of it with {prepare} FOLDER, "
             "and train on FOLDER"
         )
-    if path.suffix in (".gz", ".zst"):
-        unpack = f"{'zcat' if path.suffix == '.gz' else 'zstd -dc'} {shlex.quote(str(path))} > NEW.txt"
+    if not path.is_dir() and _ends_in(path.name, ".gz", ".zst"):
+        unpack = "zcat" if _ends_in(path.name, ".gz") else "zstd -dc"
+        unpack = f"{unpack} {shlex.quote(str(path))} > NEW.txt"
         raise UserError(f"data: {path} is compressed: unpack it with {unpack}, and give that file")
-    if not path.is_dir():
-        return [path]
-    files = _visible_files(path, "*.txt")
+    files = [file for file in files if file == path or _ends_in(file.name, ".txt")]
     if not files:
         raise UserError(f"data: the folder {path} holds no .txt file (and no meta.json of token files)")
     return files
@@ -345,7 +361,9 @@ def owned_path(folder: Path):
     try:
         with atomic_path(folder) as tmp:
             lock = FileLock(f"{tmp.parent}.lock")
-            lock.acquire(timeout=0)
+            # until now another process could take this folder for an abandoned one, and remove it
+            lock.acquire(timeout=10)
+            tmp.parent.mkdir(exist_ok=True)
             yield tmp
     except OSError as error:  # a failed write to an open file does not name the file
         error.filename = error.filename or str(folder)
@@ -656,11 +674,8 @@ def fill_cache(
     progress: bool = False,  # say what is being built
 ) -> TokenData:
     "The token data in a cache folder, which is made first if it is missing or damaged."
-    if folder.exists():
-        try:
-            return open_token_data(folder)
-        except UserError:  # anything that can be made again is made again
-            shutil.rmtree(folder)
+    if (known := _open_cached(folder)) is not None:
+        return known
     if progress:
         print(f"tokenizing, once; the tokens are kept in {folder}", file=sys.stderr)
     corpus, tokenizer = make()
@@ -677,6 +692,20 @@ def fill_cache(
     return open_token_data(folder)
 
 
+def _open_cached(folder: Path) -> TokenData | None:
+    "The token data in a folder of the cache. If it is damaged, None, and it is removed."
+    with suppress(UserError, FileNotFoundError):  # another process may be removing it
+        return open_token_data(folder)
+    if not folder.exists():
+        return None
+    with FileLock(f"{folder}.lock"):  # so that nobody removes what another process has made again
+        with suppress(UserError):
+            return open_token_data(folder)
+        if folder.exists():
+            shutil.rmtree(folder)
+    return None
+
+
 def remember_text(
     data: str,  # see `prepare`
     separator: str = "",
@@ -689,9 +718,10 @@ def remember_text(
     seen = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = hashlib.sha256(json.dumps([separator, seen]).encode()).hexdigest()
     place = cache_dir() / "texts" / f"{key[:16]}.json"
-    with suppress(UserError):  # missing or damaged
+    with suppress(UserError, KeyError):  # missing or damaged
         if seen:
-            return read_json(place, dict), None
+            known = read_json(place, dict)
+            return {name: known[name] for name in ("name", "fingerprint", "warning")}, None
     corpus = load_corpus(data, separator)
     known = dict(name=corpus.name, fingerprint=corpus.fingerprint(), warning=unsplit_warning(corpus))
     # a file written just now may be written again within one tick of the clock

@@ -311,12 +311,12 @@ def write_harness_task(
     kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
     if task not in RECIPES:
         raise UserError(f"task = {task} is not known: choose {', '.join(TASKS)}")
-    if not data.is_file() or data.suffix not in kinds:
+    if not data.is_file() or data.suffix.lower() not in kinds:
         raise UserError(f"data: {data} is not a file of the kinds {', '.join(kinds)}: give the task's file")
     output, metrics, fields = RECIPES[task]
     lines = [
         f"task: local_{task}",
-        f"dataset_path: {kinds[data.suffix]}",
+        f"dataset_path: {kinds[data.suffix.lower()]}",
         "dataset_kwargs:",
         "  data_files:",
         f"    test: {json.dumps(data.as_posix())}",

@@ -188,7 +188,7 @@ def read_rows(
 
     HF_ENDPOINT chooses a mirror of the hub.
     """
-    if "://" not in data and data.endswith(".csv"):
+    if "://" not in data and data.lower().endswith(".csv"):
         if not Path(data).is_file():
             raise UserError(f"data: {data} does not exist: give the path of the task's file")
         with open(data, encoding="utf-8-sig", newline="") as file:
@@ -198,7 +198,7 @@ def read_rows(
     for group in documents.files:
         for name, _ in group:
             with documents.open(name) as file:
-                rows = _parquet_rows(file) if name.endswith(".parquet") else _json_rows(file, name)
+                rows = _parquet_rows(file) if name.lower().endswith(".parquet") else _json_rows(file, name)
                 yield from ((f"{name} row {n}", row) for n, row in enumerate(rows, 1))
 
 
@@ -210,9 +210,9 @@ def _parquet_rows(file) -> Iterator[dict]:
 
 
 def _json_rows(file, name: str) -> Iterator[dict]:
-    if name.endswith(".gz"):
+    if name.lower().endswith(".gz"):
         file = gzip.open(file)
-    elif name.endswith(".zst"):
+    elif name.lower().endswith(".zst"):
         import zstandard
 
         file = zstandard.open(file)

@@ -233,14 +233,14 @@ def read_conversations(
 
 def _rows(path: Path, text: str):
     "Yield (the entry, the name of its place) for each conversation of a file."
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         held = parse_json(text, f"data: {path}")
         if not isinstance(held, list):
             raise UserError(
                 f"data: {path} is not a list: give a list of conversations, or one a line in .jsonl"
             )
         yield from ((row, f"{path}, entry {i + 1}") for i, row in enumerate(held))
-    elif path.suffix == ".jsonl":
+    elif path.suffix.lower() == ".jsonl":
         for i, line in enumerate(text.split("\n")):
             if line.strip():
                 where = f"{path}, line {i + 1}"

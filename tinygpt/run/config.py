@@ -521,7 +521,7 @@ def load_config(
 
     If the run's tokenizer was a file that is gone, the config names the one in a checkpoint.
     """
-    if Path(path).suffix == ".toml":
+    if Path(path).suffix.lower() == ".toml":
         values = read_toml(path)
     else:
         values = read_json(path, dict, "give the config.json of a run")
@@ -532,7 +532,7 @@ def load_config(
     groups = [getattr(config, field.name) for field in dataclasses.fields(config)]
     if wrong := [problem for group in groups for problem in type_problems(group)]:
         raise UserError(f"{path}: {'; '.join(wrong)}")
-    if Path(path).suffix == ".toml":
+    if Path(path).suffix.lower() == ".toml":
         config.asked = frozenset(values.get("model", {}))  # a person wrote them, as with flags
     else:  # it is in the folder of a run
         find_tokenizer(config, Path(path).parent)

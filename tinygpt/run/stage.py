@@ -172,7 +172,7 @@ def stage_options(
 
 def _with_file(config: TrainConfig, file: str) -> TrainConfig:
     "The settings, changed by a .toml file."
-    if not file.endswith(".toml"):
+    if not file.lower().endswith(".toml"):
         raise UserError(f"config = {file}: give a .toml file; all other settings are those of the run before")
     return load_config(Path(file), config)
 
