@@ -390,7 +390,10 @@ def test_a_folder_taken_for_an_abandoned_one_before_it_is_locked_is_made_all_the
     assert [p.name for p in tmp_path.iterdir()] == ["t"]
 
 
-def test_what_the_cache_knows_of_a_text_is_found_out_again_where_some_of_it_is_missing(words, cache):
+def test_what_the_cache_knows_of_a_text_is_found_out_again_where_some_of_it_is_missing(
+    words, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path / "cache"))
     os.utime(words, ns=(0, 10**18))
     folder = prepare(str(words), "byte").folder
     [place] = (folder.parents[1] / "texts").iterdir()
