@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import json
+import os
+import signal
 import threading
 import time
 
@@ -167,6 +169,21 @@ def test_an_error_ends_its_request_and_not_the_loop():
     engine.submit(bad), engine.submit(good)
     drain(engine)
     assert said[-1].startswith("error: ") and good.row.finish and len(engine.free) == 2
+
+
+def test_a_request_that_cannot_be_told_ends_alone():
+    "Its `put` fails, as a loop does that is closed already."
+    engine, good = Engine(make_model(), TOK, batch_size=2), Request(asked(1)[0], 4)
+    engine.submit(Request(asked(0)[0], 4, put=lambda piece, finish: 1 / 0))
+    engine.submit(good)
+    drain(engine)
+    assert good.row.finish and len(engine.free) == 2
+
+
+@pytest.mark.parametrize("batch_size", [10**15, 10**23])
+def test_more_contexts_than_the_memory_holds_are_one_sentence(batch_size):
+    with pytest.raises(UserError, match=f"batch_size = {batch_size}: there is no memory .* a smaller one"):
+        Engine(make_model(), TOK, batch_size)
 
 
 def test_a_stop_string_ends_the_answer_and_stays_out_of_it():
@@ -371,6 +388,96 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_serve
     assert not engine.going and not engine.waiting
 
 
+def test_a_body_that_never_comes_does_not_hold_up_the_end_of_the_server(engine):
+    "The server library cancels what still runs; it raised CancelledError, which was printed with its stack."
+    sent = []
+
+    async def run():
+        asked = asyncio.Event()
+
+        async def receive():
+            asked.set()
+            await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = dict(type="http", method="POST", path=CHAT, headers=headers, query_string=b"")
+        scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}}
+        task = asyncio.create_task(make_app(engine, "tiny", ("localhost",))(scope, receive, send))
+        await asked.wait()
+        task.cancel()
+        await task
+
+    asyncio.run(run())
+    assert sent[0]["status"] == 499
+
+
+def test_closing_answers_everyone_who_waits(engine):
+    engine.ends, step = set(), engine._step
+    engine._step = lambda: (time.sleep(0.05), step())  # so that none of them ends before
+
+    async def run():
+        async with client_of(engine, timeout=60) as client:
+            bodies = [{"messages": HI, "max_tokens": 80, "stream": i % 2 == 0} for i in range(4)]
+            answers = asyncio.gather(*(client.post(CHAT, json=body) for body in bodies))
+            while len(engine.going) < 2 or len(engine.waiting) < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(engine.close)
+            answers = await asyncio.wait_for(answers, 60)  # without an end, if they are not told
+            return [*answers, await asyncio.wait_for(client.post(CHAT, json=bodies[1]), 60)]
+
+    *answers, late = asyncio.run(run())
+    assert [answer.status_code for answer in answers] == [200, 500, 200, 500] and late.status_code == 503
+    assert all("the server has been closed" in answer.text for answer in answers)
+    assert not any("[DONE]" in answer.text for answer in answers)
+    assert not engine.thread.is_alive() and not engine.going and not engine.waiting
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
+def test_ctrl_c_ends_long_answers_with_a_sentence_and_no_stack(monkeypatch, capsys):
+    httpx, _ = pytest.importorskip("httpx"), pytest.importorskip("uvicorn")
+    made, answers = [], []
+
+    class Slow(Engine):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.ends = set()
+            made.append(self)
+
+        def _step(self):
+            time.sleep(0.3)  # 80 tokens would take 24 seconds
+            super()._step()
+
+    def ask(stream):
+        body = {"messages": HI, "max_tokens": 80, "stream": stream}
+        answers.append(httpx.post(f"http://127.0.0.1:{port}{CHAT}", json=body, timeout=60))
+
+    def clients():
+        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+        for thread in threads:
+            thread.start()
+        while not made:
+            time.sleep(0.01)
+        while all(thread.is_alive() for thread in threads) and len(made[0].going) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        for thread in threads:
+            thread.join()
+
+    monkeypatch.setattr(module, "Engine", Slow)
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        talking = threading.Thread(target=clients, daemon=True)
+        talking.start()
+        module.serve(make_model(), TOK, "tiny", listener)
+        talking.join()
+    assert sorted(answer.status_code for answer in answers) == [200, 500]
+    assert all("the server has been closed" in answer.text for answer in answers)
+    assert "Traceback" not in "".join(capsys.readouterr()) and not made[0].thread.is_alive()
+
+
 @pytest.mark.parametrize(
     "how, status, told",
     [
@@ -459,8 +566,12 @@ def test_a_port_that_is_taken_is_one_sentence():
         taken.listen()
         with pytest.raises(UserError, match="give another --host or --port"):
             bind("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(UserError, match="cannot listen"):
-        bind("203.0.113.7", 0)
+    with bind("127.0.0.1", 0) as first:  # it has not begun to serve yet
+        with pytest.raises(UserError, match="give another --host or --port"):
+            bind("127.0.0.1", first.getsockname()[1])
+    for host in ("203.0.113.7", "é..b"):
+        with pytest.raises(UserError, match="cannot listen"):
+            bind(host, 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
