@@ -182,7 +182,7 @@ def test_a_request_that_cannot_be_told_ends_alone():
 
 @pytest.mark.parametrize("batch_size", [10**15, 10**23])
 def test_more_contexts_than_the_memory_holds_are_one_sentence(batch_size):
-    with pytest.raises(UserError, match=f"batch_size = {batch_size}: there is no memory .* a smaller one"):
+    with pytest.raises(UserError, match=f"batch_size = {batch_size}: there is no memory .*: choose a smaller one"):
         Engine(make_model(), TOK, batch_size)
 
 

@@ -135,9 +135,9 @@ class Engine:
         self.ends = tokenizer.ends | set(chat_ids(tokenizer).values())
         try:
             self.slots = Slots(model, batch_size)
-        except (RuntimeError, TypeError) as error:  # no memory, or a number beyond torch's
+        except (RuntimeError, TypeError):  # no memory, or a number beyond torch's
             told = f"batch_size = {batch_size}: there is no memory for so many contexts at once"
-            raise UserError(f"{told} ({str(error)[:100]}): choose a smaller one") from None
+            raise UserError(f"{told}: choose a smaller one") from None
         self.free = list(range(batch_size))
         self.waiting: deque[Request] = deque()
         self.going: list[Request] = []
