@@ -266,6 +266,8 @@ _NUMBERS = {
     "seed": ((int,), -(2**63), 2**63 - 1),
     "n": ((int,), 1, 1),
 }
+# what an answer is like here in any case, and some clients ask for
+_GIVEN = {"response_format": {"type": "text"}, "modalities": ["text"], "repetition_penalty": 1}
 # what else a body may have: read below, or without effect on an answer that uses no tools
 _OTHERS = {"messages", "model", "stop", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
 _OTHERS |= {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -308,7 +310,7 @@ def read_request(
         known = f"this server has {', '.join(names)}"
         raise BadRequest(f"model = {body['model']!r} is not here: {known}", "model", "model_not_found", 404)
     for name in body.keys() - _NUMBERS.keys() - _OTHERS:
-        if body[name]:
+        if body[name] and body[name] != _GIVEN.get(name):
             told = name if name.isidentifier() else repr(name)
             raise BadRequest(f"{told} is not supported here: leave it out", told, "unsupported_parameter")
     numbers = _numbers(body)
