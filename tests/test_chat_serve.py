@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import json
+import os
+import signal
 import threading
 import time
 
@@ -91,8 +93,11 @@ def asked(i, n=2):
 
 
 def drain(engine):
-    while engine.waiting or engine.going:
+    for _ in range(1000):  # a request without an end must not hold up the tests
+        if not engine.waiting and not engine.going:
+            return
         engine.round()
+    raise AssertionError("a request has not ended after 1000 rounds")
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
@@ -169,6 +174,23 @@ def test_an_error_ends_its_request_and_not_the_loop():
     assert said[-1].startswith("error: ") and good.row.finish and len(engine.free) == 2
 
 
+def test_a_request_that_cannot_be_told_ends_alone():
+    "Its `put` fails, as a loop does that is closed already."
+    engine, good = Engine(make_model(), TOK, batch_size=2), Request(asked(1)[0], 4)
+    engine.submit(Request(asked(0)[0], 4, put=lambda piece, finish: 1 / 0))
+    engine.submit(good)
+    drain(engine)
+    assert good.row.finish and len(engine.free) == 2
+
+
+@pytest.mark.parametrize("batch_size", [10**15, 10**23])
+def test_more_contexts_than_the_memory_holds_are_one_sentence(batch_size):
+    with pytest.raises(
+        UserError, match=f"batch_size = {batch_size}: there is no memory .*: choose a smaller one"
+    ):
+        Engine(make_model(), TOK, batch_size)
+
+
 def test_a_stop_string_ends_the_answer_and_stays_out_of_it():
     model = make_model()
     free = "".join(Conversation(model, TOK, temperature=0, max_new_tokens=20).ask("Hi"))
@@ -190,6 +212,8 @@ def test_what_is_asked_for_becomes_a_request():
     assert request.row.prompt == render(TOK, HI, add_generation_prompt=True)[0]
     parts = [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]
     assert read_request({"messages": parts}, TOK, 96).row.prompt == request.row.prompt
+    plain = {"response_format": {"type": "text"}, "modalities": ["text"], "repetition_penalty": 1.0}
+    assert read_request({"messages": HI} | plain, TOK, 96).row.prompt == request.row.prompt  # the defaults
     assert read_request({"messages": HI, "max_tokens": 5000}, TOK, 96).max_new_tokens == 96 - len(
         request.row.prompt
     )
@@ -221,6 +245,7 @@ BAD = [
     ({"messages": HI, "frequency_penalty": 0.5}, "is not supported", "frequency_penalty", 400),
     ({"messages": HI, "response_format": {"type": "json_object"}}, "not supported", "response_format", 400),
     ({"messages": HI, "min_p\ud800": 1}, "is not supported", "'min_p\\ud800'", 400),
+    ({"messages": HI, "repetition_penalty": 1.1}, "is not supported", "repetition_penalty", 400),
     ({"messages": HI, "stream": "yes"}, "stream: give true or false", "stream", 400),
     ({"messages": HI, "tools": [{}]}, "tools is not supported", "tools", 400),
     ({"messages": HI, "logprobs": True}, "logprobs is not supported", "logprobs", 400),
@@ -262,7 +287,7 @@ def client_of(engine, **how):
 def call(engine, method, path, **how):
     async def run():
         async with client_of(engine) as client:
-            return await client.request(method, path, **how)
+            return await asyncio.wait_for(client.request(method, path, **how), 60)  # else without an end
 
     return asyncio.run(run())
 
@@ -299,6 +324,7 @@ def test_the_events_of_an_answer_tell_one_time(engine, monkeypatch):
     clock = itertools.count(1000)
     monkeypatch.setattr(module.time, "time", lambda: next(clock))
     body = {"messages": HI, "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
+    body["temperature"] = 0  # a drawn answer may be empty
     lines = call(engine, "POST", CHAT, json=body).text.split("\n\n")[:-2]
     assert len(lines) > 3 and len({json.loads(line[6:])["created"] for line in lines}) == 1
 
@@ -307,7 +333,8 @@ def test_many_clients_at_once_get_their_own_answers(engine):
     async def run():
         async with client_of(engine, timeout=60) as client:
             bodies = [{"messages": HI, "seed": i, "max_tokens": 8, "stream": i % 2 == 0} for i in range(6)]
-            return await asyncio.gather(*(client.post(CHAT, json=body) for body in bodies))
+            answers = asyncio.gather(*(client.post(CHAT, json=body) for body in bodies))
+            return await asyncio.wait_for(answers, 60)
 
     for i, answer in enumerate(asyncio.run(run())):
         alone = "".join(Conversation(engine.model, TOK, seed=i, max_new_tokens=8).ask("Hi"))
@@ -369,6 +396,98 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_serve
     scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}}
     asyncio.run(make_app(engine, "tiny", ("localhost",))(scope, receive, send))  # raised ClientDisconnect
     assert not engine.going and not engine.waiting
+
+
+def test_a_body_that_never_comes_does_not_hold_up_the_end_of_the_server(engine):
+    "The server library cancels what still runs; it raised CancelledError, which was printed with its stack."
+    sent = []
+
+    async def run():
+        asked = asyncio.Event()
+
+        async def receive():
+            asked.set()
+            await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = dict(type="http", method="POST", path=CHAT, headers=headers, query_string=b"")
+        scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}}
+        task = asyncio.create_task(make_app(engine, "tiny", ("localhost",))(scope, receive, send))
+        await asked.wait()
+        task.cancel()
+        await task
+
+    asyncio.run(run())
+    assert sent[0]["status"] == 499
+
+
+def test_closing_answers_everyone_who_waits(engine):
+    engine.ends, step = set(), engine._step
+    engine._step = lambda: (time.sleep(0.05), step())  # so that none of them ends before
+
+    async def run():
+        async with client_of(engine, timeout=60) as client:
+            bodies = [{"messages": HI, "max_tokens": 80, "stream": i % 2 == 0} for i in range(4)]
+            answers = asyncio.gather(*(client.post(CHAT, json=body) for body in bodies))
+            for _ in range(6000):
+                if len(engine.going) == len(engine.waiting) == 2:
+                    break
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(engine.close)
+            answers = await asyncio.wait_for(answers, 60)  # without an end, if they are not told
+            return [*answers, await asyncio.wait_for(client.post(CHAT, json=bodies[1]), 60)]
+
+    *answers, late = asyncio.run(run())
+    assert [answer.status_code for answer in answers] == [200, 500, 200, 500] and late.status_code == 503
+    assert all("the server has been closed" in answer.text for answer in answers)
+    assert not any("[DONE]" in answer.text for answer in answers)
+    assert not engine.thread.is_alive() and not engine.going and not engine.waiting
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
+def test_ctrl_c_ends_long_answers_with_a_sentence_and_no_stack(monkeypatch, capsys):
+    httpx, _ = pytest.importorskip("httpx"), pytest.importorskip("uvicorn")
+    made, answers = [], []
+
+    class Slow(Engine):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.ends = set()
+            made.append(self)
+
+        def _step(self):
+            time.sleep(0.3)  # 80 tokens would take 24 seconds
+            super()._step()
+
+    def ask(stream):
+        body = {"messages": HI, "max_tokens": 80, "stream": stream}
+        answers.append(httpx.post(f"http://127.0.0.1:{port}{CHAT}", json=body, timeout=60))
+
+    def clients():
+        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+        for thread in threads:
+            thread.start()
+        while not made:
+            time.sleep(0.01)
+        while all(thread.is_alive() for thread in threads) and len(made[0].going) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        for thread in threads:
+            thread.join()
+
+    monkeypatch.setattr(module, "Engine", Slow)
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        talking = threading.Thread(target=clients, daemon=True)
+        talking.start()
+        module.serve(make_model(), TOK, "tiny", listener)
+        talking.join()
+    assert sorted(answer.status_code for answer in answers) == [200, 500]
+    assert all("the server has been closed" in answer.text for answer in answers)
+    assert "Traceback" not in "".join(capsys.readouterr()) and not made[0].thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -459,8 +578,12 @@ def test_a_port_that_is_taken_is_one_sentence():
         taken.listen()
         with pytest.raises(UserError, match="give another --host or --port"):
             bind("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(UserError, match="cannot listen"):
-        bind("203.0.113.7", 0)
+    with bind("127.0.0.1", 0) as first:  # it has not begun to serve yet
+        with pytest.raises(UserError, match="give another --host or --port"):
+            bind("127.0.0.1", first.getsockname()[1])
+    for host in ("203.0.113.7", "é..b"):
+        with pytest.raises(UserError, match="cannot listen"):
+            bind(host, 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])

@@ -323,6 +323,18 @@ def test_a_tied_head_is_stored_once(tmp_path):
     assert sum(t.shape == model.wte.weight.shape for t in stored.values()) == 1
 
 
+def test_a_file_that_changes_later_changes_no_open_model(tmp_path):
+    "As `cp` does, which writes into the file that is there. A shorter one ended the process (SIGBUS)."
+    model, _ = build()
+    path = save_checkpoint(tmp_path / "c", model, ByteTokenizer()) / "model.safetensors"
+    opened, _, _ = load_model(tmp_path / "c")
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.write(bytes(size))
+    for name, weight in model.state_dict().items():
+        assert torch.equal(opened.state_dict()[name], weight), name
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_stay_in_their_dtype_bit_for_bit(tmp_path, dtype):
     model, _ = build()

@@ -31,6 +31,10 @@ def test_each_run_begins_with_the_one_before_and_takes_its_own_flags(tmp_path):
     assert stages[-1].words("new")[-5:] == ["--max-steps", "5", "--tasks", "add", "sort"]
     with pytest.raises(UserError, match='base = "it\'s" is not a list of flags'):
         whole.stages_of(whole.Options(base="it's"))
+    placed = ("base", "--name other", "--name"), ("answers", "--out=x", "--out"), ("rewards", "-h", "-h")
+    for name, flags, flag in placed:
+        with pytest.raises(UserError, match=f"{name}: {flag} is not for one of the four runs"):
+            whole.stages_of(whole.Options(**{name: flags}))
 
 
 @pytest.fixture
@@ -204,6 +208,10 @@ def test_the_whole_process_in_small_stops_goes_on_and_ends_with_a_page(tmp_path,
         assert re.search(told, capsys.readouterr().err)
     assert Path(tmp_path / "out/report.md").read_text() == page
 
+    results.unlink()  # a run that was made by hand, perhaps otherwise
+    assert whole.main(argv) == 2 and not modules
+    assert re.search("base: results.json does not say how .*base was made", capsys.readouterr().err)
+
 
 STOPS = "import os, signal, sys, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(1); sys.exit({})"
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
@@ -230,6 +238,29 @@ def test_a_command_that_ctrl_c_stopped_has_not_failed(interruptible, capsys, sta
     assert (told in capsys.readouterr().out) == bool(further)
     ends = f"import sys; sys.exit({status})"  # the same status without Ctrl-C
     assert whole.run_command([sys.executable, "-c", ends, *further]) == status
+
+
+HANDLES = "import os, signal, time; signal.signal(signal.SIGINT, {}); signal.signal(signal.SIGTERM, {});"
+HANDLES += "os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+
+
+@posix
+@pytest.mark.parametrize("ignored", [False, True])  # as in the background of a shell
+def test_sigterm_reaches_the_command_and_ends_both(ignored):
+    def undone(*_):
+        raise AssertionError("SIGTERM would have ended this process, and the command would go on alone")
+
+    before = signal.signal(signal.SIGTERM, undone)
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        saves = "lambda *_: os._exit(130)"
+        wrong = "lambda *_: os._exit(9)"  # after a SIGTERM of its own, a second one would end a run unsaved
+        handlers = (wrong, saves) if ignored else (saves, wrong)
+        assert whole.run_command([sys.executable, "-c", HANDLES.format(*handlers)]) == 0
+        assert signal.getsignal(signal.SIGTERM) is undone
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def test_torchrun_gives_its_processes_more_than_half_a_minute_to_save(monkeypatch):

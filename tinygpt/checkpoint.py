@@ -309,7 +309,8 @@ def load_model(
     with Undrawn():  # drawing would move the run's random state
         model = GPT(config)
     _check_fit(model, weights, folder)
-    model.load_state_dict(weights, assign=True)
+    # copies: what `load_file` returns is the file itself, and would change with it
+    model.load_state_dict({name: t.clone() for name, t in weights.items()}, assign=True)
     return model.to(device).eval(), tokenizer, folder
 
 # %% ../nbs/16_checkpoint.ipynb #load-model-checks

@@ -133,7 +133,11 @@ class Engine:
             raise UserError(f"{told}: nobody would get an answer: give 1 or more")
         self.model, self.tokenizer = model.eval(), tokenizer
         self.ends = tokenizer.ends | set(chat_ids(tokenizer).values())
-        self.slots = Slots(model, batch_size)
+        try:
+            self.slots = Slots(model, batch_size)
+        except (RuntimeError, TypeError):  # no memory, or a number beyond torch's
+            told = f"batch_size = {batch_size}: there is no memory for so many contexts at once"
+            raise UserError(f"{told}: choose a smaller one") from None
         self.free = list(range(batch_size))
         self.waiting: deque[Request] = deque()
         self.going: list[Request] = []
@@ -141,14 +145,15 @@ class Engine:
         self.max_waiting = max_waiting
         self.woken = threading.Condition()
         self.closed = False
+        self.thread: threading.Thread | None = None
 
     def submit(
         self,
         request: Request,
     ) -> bool:
-        "Queue a request. False if too many are waiting already."
+        "Queue a request. False if too many are waiting already, or after `close`."
         with self.woken:
-            if len(self.waiting) >= self.max_waiting:
+            if self.closed or len(self.waiting) >= self.max_waiting:
                 return False
             self.waiting.append(request)
             self.woken.notify()
@@ -156,14 +161,20 @@ class Engine:
 
     def start(self) -> "Engine":
         "Run the loop in its own thread, until `close`."
-        threading.Thread(target=self._run, daemon=True, name="engine").start()
+        self.thread = threading.Thread(target=self._run, daemon=True, name="engine")
+        self.thread.start()
         return self
 
     def close(self) -> None:
-        "End the loop after the current round."
+        "End the loop after the current round, and every request. Not to be called from the loop's thread."
         with self.woken:
             self.closed = True
             self.woken.notify()
+        if self.thread:
+            self.thread.join()
+        for request in [*self.going, *self.waiting]:  # whoever waits for an answer must not wait for ever
+            self._fail(request, "the server has been closed")
+        self.waiting.clear()
 
     def _run(self) -> None:
         while True:
@@ -194,8 +205,12 @@ class Engine:
             do(*args)
         except Exception as error:
             for request in requests:
-                self._leave(request)
-                request.put("", f"error: {error}")
+                self._fail(request, error)
+
+    def _fail(self, request: Request, error: Exception | str) -> None:
+        self._leave(request)
+        with suppress(Exception):  # it may be `put` itself that fails
+            request.put("", f"error: {error}")
 
     def _enter(self, request: Request) -> None:
         "Give the request the free slot that has read the most of its prompt, and read the rest."
@@ -251,6 +266,8 @@ _NUMBERS = {
     "seed": ((int,), -(2**63), 2**63 - 1),
     "n": ((int,), 1, 1),
 }
+# what an answer is like here in any case, and some clients ask for
+_GIVEN = {"response_format": {"type": "text"}, "modalities": ["text"], "repetition_penalty": 1}
 # what else a body may have: read below, or without effect on an answer that uses no tools
 _OTHERS = {"messages", "model", "stop", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
 _OTHERS |= {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -293,7 +310,7 @@ def read_request(
         known = f"this server has {', '.join(names)}"
         raise BadRequest(f"model = {body['model']!r} is not here: {known}", "model", "model_not_found", 404)
     for name in body.keys() - _NUMBERS.keys() - _OTHERS:
-        if body[name]:
+        if body[name] and body[name] != _GIVEN.get(name):
             told = name if name.isidentifier() else repr(name)
             raise BadRequest(f"{told} is not supported here: leave it out", told, "unsupported_parameter")
     numbers = _numbers(body)
@@ -391,7 +408,7 @@ class Front:
                 body += part
                 if len(body) > LARGEST_BODY:
                     raise BadRequest(f"the body has more than {LARGEST_BODY:,} bytes", status=413)
-        except ClientDisconnect:
+        except (ClientDisconnect, asyncio.CancelledError):  # cancelled: the server ends
             raise BadRequest("the client left", status=499) from None
         try:
             return json.loads(body)
@@ -412,7 +429,8 @@ class Front:
 
         request.put = put
         if not self.engine.submit(request):
-            raise BadRequest("too many requests are waiting: try again later", code="busy", status=503)
+            told = "too many requests are waiting, or the server is ending: try again later"
+            raise BadRequest(told, code="busy", status=503)
         self.count += 1
         head = _head(self.name, self.count)
         if body.get("stream"):
@@ -673,7 +691,8 @@ def bind(
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except (OSError, OverflowError) as error:
+        listener.listen()  # two may bind one port at the same time: only one of them can listen
+    except (OSError, OverflowError, TypeError) as error:  # TypeError: the name cannot be encoded
         listener.close()
         told = getattr(error, "strerror", None) or error
         raise UserError(
@@ -699,12 +718,19 @@ def serve(
     hosts = tuple(dict.fromkeys(("127.0.0.1", "localhost", "[::1]", place))) if local else ()
     engine = Engine(model, tokenizer, batch_size).start()
     app = make_app(engine, name, hosts)
-    settings = dict(log_level="warning", timeout_graceful_shutdown=1, limit_concurrency=256)
+    settings = dict(log_level="warning", timeout_graceful_shutdown=5, limit_concurrency=256)
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets=None):
+            "Answers that do not end within a second end with a sentence."
+            asyncio.get_running_loop().call_later(1, engine.close)
+            await super().shutdown(sockets)
+
     print(f"{name}: http://{place}:{port}/ is a page to chat, http://{place}:{port}/v1 for OpenAI's clients")
     print("Ctrl-C ends the server", flush=True)
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # a client that leaves is nothing unusual
     try:
         with suppress(KeyboardInterrupt):  # uvicorn raises it again after shutting down
-            uvicorn.Server(uvicorn.Config(app, **settings)).run(sockets=[listener])
+            Server(uvicorn.Config(app, **settings)).run(sockets=[listener])
     finally:
         engine.close()
