@@ -218,7 +218,11 @@ def execute(path, write: bool) -> tuple[list[str], str]:
     try:
         # the kernel starts in nbs/, as it does in JupyterLab; the package is the installed one
         NotebookClient(
-            nb, timeout=600, coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}}
+            nb,
+            timeout=600,
+            coalesce_streams=True,
+            extra_arguments=["--log-level=ERROR"],  # else each kernel warns of its own sockets
+            resources={"metadata": {"path": str(path.parent)}},
         ).execute()
     except CellExecutionError as error:
         return [str(error)], f"{path.name:28s} FAILED"
