@@ -1,6 +1,7 @@
 """The house itself: the reading order, the laws of style, the sync check, the pages that belong together."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbclient.exceptions import DeadKernelError
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -331,6 +333,30 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
         "no stored picture",
     ):
         assert problem in out, out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux only")
+def test_forked_kernels_share_nothing_but_what_was_imported(tmp_path, capfd):
+    cells = [
+        "import os, signal, subprocess, sys\nassert 'torch' in sys.modules and not hasattr(sys, 'left')",
+        "sys.left = 1  # the next kernel must not see it",
+        "assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL",
+        "assert subprocess.run([sys.executable, '-c', 'exit(3)']).returncode == 3",
+        "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()",
+        f"open('pids', 'a').write(f'{{os.getpid()}} ')\nassert os.getcwd() == {str(tmp_path)!r}",
+    ]
+    page = tmp_path / "page.ipynb"
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(nb, page)
+    assert book.run([page, page], write=False, jobs=2) == 0
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(set(pids)) == 2
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)  # they end with their pages
+    assert capfd.readouterr().err == ""
+    nb.cells[-1].source = "os._exit(1)"
+    nbformat.write(nb, page)
+    with pytest.raises(DeadKernelError):
+        book.run([page], write=False, jobs=2)
 
 
 def test_constraints_pin_what_settings_ask_for():

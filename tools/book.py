@@ -20,9 +20,11 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import nbformat
+from kernels import forked_kernels
 from pages import (
     ROOT,
     header_problems,
@@ -207,7 +209,7 @@ def exercise_problems(nb):
             yield f"{name}: the folded solution does not solve the exercise"
 
 
-def execute(path, write: bool) -> tuple[list[str], str]:
+def execute(path, write: bool, kernel: str = "") -> tuple[list[str], str]:
     "Execute one chapter in a fresh kernel: (what is wrong with it, the line to print)."
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
@@ -221,6 +223,7 @@ def execute(path, write: bool) -> tuple[list[str], str]:
             nb,
             timeout=600,
             coalesce_streams=True,
+            kernel_name=kernel,  # empty: the notebook's own
             extra_arguments=["--log-level=ERROR"],  # else each kernel warns of its own sockets
             resources={"metadata": {"path": str(path.parent)}},
         ).execute()
@@ -249,8 +252,12 @@ def run(paths, write: bool, jobs: int) -> int:
     if jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each kernel
     failed, start = [], time.time()
-    with ThreadPoolExecutor(1 if write else jobs) as pool:
-        outcomes = pool.map(lambda path: execute(path, write), paths)
+    forks = jobs > 1 and not write and sys.platform == "linux"
+    with (
+        forked_kernels() if forks else nullcontext("") as kernel,
+        ThreadPoolExecutor(1 if write else jobs) as pool,
+    ):
+        outcomes = pool.map(lambda path: execute(path, write, kernel), paths)
         for path, (problems, line) in zip(paths, outcomes):
             print(line, *problems, sep="\n    ", flush=True)
             failed += [path.name] if problems else []
