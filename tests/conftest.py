@@ -1,5 +1,6 @@
 """Every test runs with a cache folder of its own, so that nothing of the user's is read or changed."""
 
+import gc
 import os
 import signal
 from dataclasses import replace
@@ -22,6 +23,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_collection_finish(session):
+    "What was imported stays: each garbage collection would look at a million objects of it again."
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
