@@ -7,8 +7,8 @@ __all__ = ['EOT_TEXT', 'SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'TOKE
            'encoding_problem', 'source_path', 'check_regular', 'split_text', 'unescape', 'read_text', 'sotu',
            'shakespeare', 'load_corpus', 'check_text_size', 'count_eot_text', 'unsplit_warning', 'build_tokenizer',
            'token_dtype', 'sha256_file', 'sha256_once', 'owned_path', 'clear_abandoned', 'write_token_data',
-           'TokenFile', 'map_file', 'Shards', 'meta_problems', 'TokenData', 'open_token_data', 'open_split',
-           'check_ids', 'cache_folder', 'fill_cache', 'remember_text', 'prepare']
+           'TokenFile', 'map_file', 'Shards', 'meta_problems', 'TokenData', 'holds_tokens', 'open_token_data',
+           'open_split', 'check_ids', 'cache_folder', 'fill_cache', 'remember_text', 'prepare']
 
 # %% ../../nbs/more/03_data_tokens.ipynb #imports
 import codecs
@@ -584,6 +584,11 @@ class TokenData:
             shards = [[shard["tokens"], shard.get("sha256")] for shard in found["shards"]]
             known[split] = [shards, found.get("fingerprint")]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+
+
+def holds_tokens(folder: Path) -> bool:
+    "Whether this is a folder of tokens, ours or nanoGPT's."
+    return (folder / "meta.json").exists() or (folder / "train.bin").exists()
 
 
 def open_token_data(
