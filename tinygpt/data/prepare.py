@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -25,7 +26,14 @@ from pathlib import Path
 import numpy as np
 
 from .chunks import Report
-from .documents import Documents, choose_tokenizer, find_documents, hash_place, is_held_out
+from tinygpt.data.documents import (
+    SUFFIXES,
+    Documents,
+    choose_tokenizer,
+    find_documents,
+    hash_place,
+    is_held_out,
+)
 from tinygpt.data.tokens import (
     CORPORA,
     EOT_TEXT,
@@ -37,6 +45,7 @@ from tinygpt.data.tokens import (
     count_eot_text,
     load_corpus,
     open_token_data,
+    passed_over,
     sha256_file,
     token_dtype,
     write_token_data,
@@ -349,6 +358,8 @@ def prepare_shards(
     if documents is None or documents.is_one_text:
         check_free(out)
         return _prepare_corpus(load_corpus(data, separator), out, tokenizer, vocab_size, progress)
+    if progress and (line := passed_over(data, *SUFFIXES)):
+        print(line, file=sys.stderr)
     recipe = dict(
         documents=documents.fingerprint,
         tokenizer=tokenizer,
