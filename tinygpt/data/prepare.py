@@ -382,6 +382,7 @@ def prepare_shards(
             writers, report = _write_shards(
                 documents, partial, made, recipe, saved, workers, bar, commit_seconds
             )
+            _check_unchanged(documents, partial)
             _finish(documents, partial, out, made, recipe, writers, report)
         except OSError as error:
             raise UserError(
@@ -532,6 +533,14 @@ def _finish(
         shutil.rmtree(half, ignore_errors=True)
     os.replace(partial, out)
     (out / "progress.json").unlink()
+
+
+def _check_unchanged(documents: Documents, partial: Path):
+    "UserError, and no record of the work, if a local file has another size than before it was read."
+    for name, size in () if documents.fs else sum(documents.files, []):
+        if os.path.exists(name) and os.path.getsize(name) != size:
+            (partial / "progress.json").unlink()
+            raise UserError(f"data: {name} changed while it was read: begin again when it is complete")
 
 
 def _no_document(split: str, documents: Documents, fraction: float) -> str:
