@@ -629,7 +629,7 @@ class TokenData:
 
 def holds_tokens(folder: Path) -> bool:
     "Whether this is a folder of tokens, ours or nanoGPT's."
-    return (folder / "meta.json").exists() or (folder / "train.bin").exists()
+    return any(os.path.exists(folder / name) for name in ("meta.json", "train.bin"))  # also of any name
 
 
 def open_token_data(
