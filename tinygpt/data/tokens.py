@@ -629,7 +629,9 @@ class TokenData:
 
 def holds_tokens(folder: Path) -> bool:
     "Whether this is a folder of tokens, ours or nanoGPT's."
-    return any(os.path.exists(folder / name) for name in ("meta.json", "train.bin"))  # also of any name
+    return any(
+        os.path.exists(folder / name) for name in ("meta.json", "train.bin")
+    )  # of any name, however long
 
 
 def open_token_data(
