@@ -629,9 +629,7 @@ class TokenData:
 
 def holds_tokens(folder: Path) -> bool:
     "Whether this is a folder of tokens, ours or nanoGPT's."
-    return any(
-        os.path.exists(folder / name) for name in ("meta.json", "train.bin")
-    )  # of any name, however long
+    return any(os.path.exists(folder / name) for name in ("meta.json", "train.bin"))
 
 
 def open_token_data(
