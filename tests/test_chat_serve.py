@@ -212,6 +212,9 @@ def test_what_is_asked_for_becomes_a_request():
     assert request.row.prompt == render(TOK, HI, add_generation_prompt=True)[0]
     parts = [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]
     assert read_request({"messages": parts}, TOK, 96).row.prompt == request.row.prompt
+    both = [[{"role": role, "content": "Be brief."}, *HI] for role in ("system", "developer")]  # its new name
+    old, new = (read_request({"messages": messages}, TOK, 96).row.prompt for messages in both)
+    assert old == new == render(TOK, both[0], add_generation_prompt=True)[0]
     plain = {"response_format": {"type": "text"}, "modalities": ["text"], "repetition_penalty": 1.0}
     assert read_request({"messages": HI} | plain, TOK, 96).row.prompt == request.row.prompt  # the defaults
     assert read_request({"messages": HI, "max_tokens": 5000}, TOK, 96).max_new_tokens == 96 - len(
@@ -526,6 +529,35 @@ def test_too_many_who_wait_are_a_503(engine):
     assert answer.status_code == 503 and "try again" in answer.json()["error"]["message"]
 
 
+def test_more_requests_than_the_server_reads_at_once_are_a_503_in_the_same_form(engine, monkeypatch):
+    monkeypatch.setattr(module, "MOST_REQUESTS", 3)
+    headers = {"content-type": "application/json"}
+
+    async def run():
+        ending, body = asyncio.Event(), json.dumps({"messages": HI, "max_tokens": 2}).encode()
+
+        async def slow():
+            yield body[:9]
+            await ending.wait()
+            yield body[9:]
+
+        async with client_of(engine) as client:
+            slow_ones = [client.post(CHAT, content=slow(), headers=headers) for _ in range(3)]
+            waiting = [asyncio.create_task(one) for one in slow_ones]
+            for _ in range(1000):  # until all three are being read
+                await asyncio.sleep(0)
+                one_more = await client.get("/v1/models")
+                if one_more.status_code != 200:
+                    break
+            ending.set()
+            done = await asyncio.wait_for(asyncio.gather(*waiting), 60)
+            return one_more, done, await client.get("/v1/models")
+
+    one_more, done, after = asyncio.run(run())
+    assert one_more.status_code == 503 and "try again" in one_more.json()["error"]["message"]
+    assert [answer.status_code for answer in (*done, after)] == [200] * 4
+
+
 def test_a_diverged_model_is_a_500_with_its_sentence(engine):
     with torch.no_grad():
         engine.model.lm_head.weight.fill_(float("nan"))
@@ -555,6 +587,9 @@ def test_openais_client_talks_to_it(engine):
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=2)
     try:
         assert [m.id for m in client.models.list()] == ["tiny"]
+        assert client.models.retrieve("tiny").id == "tiny"
+        with pytest.raises(openai.NotFoundError, match="model = 'big/one' is not here: this server has tiny"):
+            client.models.retrieve("big/one")
         how = dict(model="tiny", messages=HI, temperature=0, max_tokens=9)
         text = client.chat.completions.create(**how).choices[0].message.content
         assert text == "".join(Conversation(engine.model, TOK, temperature=0, max_new_tokens=9).ask("Hi"))

@@ -20,7 +20,7 @@ from tinygpt.data.documents import HUB, choose_tokenizer, find_documents, is_hel
 from tinygpt.data.tokens import load_corpus
 from tinygpt.support import UserError
 
-KINDS = ["d.parquet", "d.jsonl", "d.jsonl.gz", "d.jsonl.zst"]
+KINDS = ["d.parquet", "d.jsonl", "d.jsonl.gz", "d.jsonl.zst", "d.ndjson", "d.ndjson.gz"]
 
 
 def write(path, values, key="text", row_group_size=7):

@@ -268,6 +268,25 @@ def documents_of(tokens):
     return [part[1:].astype(np.uint8) for part in np.split(np.asarray(tokens), places)[1:]]
 
 
+def test_a_file_that_grows_while_it_is_read_is_told_and_the_whole_is_made_afterwards(tmp_path, monkeypatch):
+    (tmp_path / "d.txt").write_text("".join(f"document {i}|" for i in range(40)))
+
+    def grow(*args):  # as a download does, between the list of files and their end
+        with open(tmp_path / "d.txt", "a") as file:
+            file.write("one more|")
+        return 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "check_space", grow)
+        with pytest.raises(UserError, match="d.txt changed while it was read: begin again"):
+            small(tmp_path / "d.txt", tmp_path / "out", separator="|")
+    assert [path.name for path in tmp_path.iterdir()] == ["d.txt"]
+    small(tmp_path / "d.txt", tmp_path / "out", separator="|")
+    assert (
+        sum(split["documents"] for split in open_token_data(tmp_path / "out").meta["splits"].values()) == 41
+    )
+
+
 def test_two_at_once_in_one_place_are_refused(tmp_path, monkeypatch):
     corpus(tmp_path / "in")
 

@@ -1,3 +1,4 @@
+import csv
 import gzip
 import hashlib
 import json
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 import tinygpt.data.tokens as tokens_module
 from tinygpt.data.__main__ import main as prepare_command
 from tinygpt.data.documents import find_documents
+from tinygpt.data.open import make_loader, open_data
 from tinygpt.data.tokens import (
     Corpus,
     Shards,
@@ -174,6 +176,61 @@ def test_a_text_beside_rows_of_data_is_not_taken_for_all_there_is(tmp_path, monk
     command = re.search(r"python -m (tinygpt.data) (prepare data) FOLDER", str(told.value))
     assert prepare_command([*command[2].split(), "out", "--val-fraction", "0.1"]) == 0
     assert sum(split["documents"] for split in prepare("out").meta["splits"].values()) == 100
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.csv", "T.CSV"])
+def test_a_table_is_refused_by_every_reader_with_a_command_that_makes_lines_of_it(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    texts = [f'the "{i}th" document,\nof two lines é' for i in range(50)] + ["long " * 40_000]
+    if name == "t.json":
+        Path(name).write_text(json.dumps([dict(id=i, text=text) for i, text in enumerate(texts)]))
+    else:
+        with open(name, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["id", "text"])
+            writer.writeheader()
+            writer.writerows(dict(id=i, text=text) for i, text in enumerate(texts))
+    for read in (load_corpus, find_documents):
+        with pytest.raises(UserError, match=f"{name} is a table, not text: .* ends in .txt") as told:
+            read(name)
+    command = re.search(r"make .jsonl of it with (python -c .*) and give", str(told.value))[1]
+    command = command.replace("python", sys.executable, 1)
+    subprocess.run(command, shell=True, check=True, env={**os.environ, "PYTHONUTF8": "1"})
+    assert [text for _, chunk in find_documents("NEW.jsonl").walk() for text in chunk.texts] == texts
+    Path(name).rename("t.txt")  # the other remedy
+    assert "".join(load_corpus("t.txt").train).startswith(Path("t.txt").read_bytes()[:20].decode())
+
+
+@pytest.mark.parametrize("reader", ["random", "stream", "prepare"])
+def test_files_of_other_kinds_in_a_folder_are_said_to_be_unread(tmp_path, cache, reader, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(300):
+        (folder / f"{i}.txt").write_text(f"{i} is a text of a few words")
+
+    def read():
+        if reader == "prepare":
+            out = tmp_path / f"out {len(os.listdir(folder))}"
+            assert prepare_command(["prepare", str(folder), str(out), "--tokenizer", "byte"]) == 0
+        else:
+            open_data(str(folder), "byte", loader=reader, progress=True)
+        return capsys.readouterr().err
+
+    assert "not read" not in read()
+    for name in ("LICENSE", "a.md", "b.csv", ".hidden"):
+        (folder / name).write_text("some text")
+    assert f"{folder}: files of other kinds are not read: 3 (LICENSE, a.md, b.csv)\n" in read()
+    (folder / "z.html").write_text("some text")
+    assert "not read: 4 (LICENSE, a.md, b.csv, ...)" in read()
+
+
+@pytest.mark.parametrize("reader", ["random", "stream"])
+def test_a_separator_that_is_no_text_is_told_as_what_is_wrong(tmp_path, cache, reader):
+    (tmp_path / "s.txt").write_text("one|two " * 100)
+    with pytest.raises(UserError, match=r"^separator = .* is not UTF-8, which texts are: give text$"):
+        data = open_data(str(tmp_path / "s.txt"), "byte", loader=reader, separator="\udcff")
+        next(make_loader(reader, data, 1, 8))
 
 
 def test_a_compressed_text_is_refused_with_a_command_that_unpacks_it(tmp_path, monkeypatch):

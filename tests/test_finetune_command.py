@@ -286,6 +286,18 @@ def test_the_new_rows_are_made_once_and_taken_again(base, chats, capsys):
     assert "from another base: remove it, or give another --name" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", [None, "short"])
+def test_a_source_that_cannot_be_read_leaves_no_model_to_start_from(base, chats, tmp_path, text, capsys):
+    source = tmp_path / "source.txt"
+    if text:
+        source.write_text(text)
+    before = sorted(base.parent.rglob("*"))
+    assert call(base, "--data", chats, "--source", source) == 2
+    assert sorted(base.parent.rglob("*")) == before, capsys.readouterr().err
+    start = make_chat_base(base, base.with_name("base-chat-start"))  # an earlier run's stays
+    assert call(base, "--data", chats, "--source", source) == 2 and is_chat(open_model(start)[1])
+
+
 def test_a_chat_model_is_trained_on_as_it_is(base, chats, words):
     start = make_chat_base(base, base.with_name("ready"))
     where = ("--name", "more", "--out", base.parent, "--source", words)

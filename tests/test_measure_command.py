@@ -156,39 +156,42 @@ def test_a_run_is_planned_for_with_its_own_settings(capsys, a_run, part):
     here = ["--memory", "8", "--speed", "1", "--device", "cpu"]
     status, out, err = run(capsys, str(folder / part), *here)
     assert status == 0 and not err
-    lines, p = out.splitlines(), plan_one("the run", model, 8e9, 1e12, 100 * 8 * 64, 4, optimizer="muon")
+    own = dict(optimizer="muon", micro_steps=2)
+    lines, p = out.splitlines(), plan_one("the run", model, 8e9, 1e12, 100 * 8 * 64, 4, **own)
     assert lines[:2] == table([p], 8e9).splitlines() and not lines[2]
-    assert lines[3] == f"{folder / part}, 4 rows of 64 tokens per forward pass, muon: it trains in 8.0 GB."
+    step = "4 rows of 64 tokens per forward pass, muon, 2 micro-steps"
+    assert lines[3] == f"{folder / part}, {step}: it trains in 8.0 GB."
     more = ["--batch-size", "2", "--block-size", "32", "--optimizer", "adamw", "--tokens", "1M"]
     out = run(capsys, str(folder / part), *more, *here)[1]
-    p = plan_one("the run", replace(model, block_size=32), 8e9, 1e12, 10**6, 2)
-    assert out.startswith(table([p], 8e9)) and "2 rows of 32 tokens per forward pass, adamw" in out
+    p = plan_one("the run", replace(model, block_size=32), 8e9, 1e12, 10**6, 2, micro_steps=4)
+    assert out.startswith(table([p], 8e9))
+    assert "2 rows of 32 tokens per forward pass, adamw, 4 micro-steps: it trains" in out
+    out = run(capsys, str(folder / part), "--batch-size", "9", *here)[1]
+    assert "9 rows of 64 tokens per forward pass, muon: it trains" in out
     out = run(capsys, str(folder / part), "--memory", "0.0001", "--speed", "1", "--device", "cpu")[1]
     assert "it does not train in 0.0 GB" in out
 
 
-@pytest.mark.parametrize(
-    "saving, words",
-    [
-        (dict(loss_chunk=64), "muon, without its loss_chunk: it does not train in 0.0 GB."),
-        (
-            dict(loss_chunk=64, checkpoint_activations=True),
-            "muon, without its checkpoint_activations and loss_chunk: it does not train in 0.0 GB.",
-        ),
-        (dict(loss_chunk=0, checkpoint_activations=False), "muon: it does not train in 0.0 GB."),
-        (None, "muon: it does not train in 0.0 GB."),  # an older run
-    ],
-)
-def test_what_a_run_does_to_save_memory_is_said_not_to_be_counted(capsys, a_run, saving, words):
-    folder, _ = a_run
+@pytest.mark.parametrize("saving", [{}, dict(checkpoint_activations=True), None])  # None: an older run
+@pytest.mark.parametrize("chunk", [0, 64])
+def test_a_runs_loss_chunk_is_counted_and_its_checkpointing_said_not_to_be(capsys, a_run, saving, chunk):
+    folder, model = a_run
     kept = json.loads((folder / "config.json").read_text())
-    system = kept.pop("system")
-    if saving is not None:
-        kept["system"] = system | saving
+    kept["model"]["vocab_size"] = 20_000
+    if saving is None:
+        del kept["system"]
+    else:
+        kept["system"] |= saving | dict(loss_chunk=chunk)
     (folder / "config.json").write_text(json.dumps(kept))
-    out = run(capsys, str(folder), "--memory", "0.0001", "--speed", "1", "--device", "cpu")[1]
-    assert f"4 rows of 64 tokens per forward pass, {words}\n" in out
-    assert "no activation checkpointing, all logits at once;" in out
+    chunk = 0 if saving is None else chunk
+    # in float32 a step holds log-probabilities, tanh, logits and their gradient: 16 bytes a token and id
+    whole = 16 * 4 * 64 * 20_000
+    out = run(capsys, str(folder), "--memory", f"{whole / 1e9}", "--speed", "1", "--device", "cpu")[1]
+    told = ", without its checkpoint_activations" if saving else ""
+    verdict = "trains" if chunk else "does not train"
+    assert f"per forward pass, muon, 2 micro-steps{told}: it {verdict} in 0.1 GB.\n" in out
+    logits = "the logits of 64 tokens" if chunk else "all logits"
+    assert f"no activation checkpointing, {logits} at once;" in out
 
 
 def test_the_speed_of_a_run_is_measured_on_two_layers_of_its_model(capsys, a_run, monkeypatch):

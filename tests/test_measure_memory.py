@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tinygpt.accumulate import train_step
+from tinygpt.accumulate_memory import ChunkedLossGPT
 from tinygpt.adamw import adamw_groups
 from tinygpt.measure.memory import (
     activation_bytes,
@@ -198,6 +199,36 @@ def test_predicted_peak_holds_with_muon_and_with_micro_steps(size, settings):
         assert predicted == pytest.approx(measure_memory(config, rows, **settings), rel=0.15)
 
 
+@pytest.mark.parametrize("settings", [{}, dict(micro_steps=2), dict(dtype=torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("chunk", [64, 100_000])
+@pytest.mark.parametrize("variant", ["gpt2", "llama", "modern"])
+def test_predicted_peak_holds_where_the_loss_is_made_in_chunks(variant, chunk, settings):
+    def measured(config, rows, dtype=torch.float32, micro_steps=1):
+        model = GPT(config)
+        whole, optimizer = ChunkedLossGPT(model, chunk), torch.optim.AdamW(model.parameters(), fused=True)
+        x = torch.zeros(rows, config.block_size, dtype=torch.int64)
+
+        def step():
+            for _ in range(micro_steps):
+                with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+                    loss = whole(x, x)[1]
+                loss.backward()
+            optimizer.step()
+            model.zero_grad(set_to_none=True)
+
+        step()
+        kept = [t for state in optimizer.state.values() for t in state.values()]
+        kept += [*model.parameters(), *model.buffers(), x, x]
+        return sum(t.untyped_storage().nbytes() for t in kept) + peak_bytes(step)
+
+    wide = dict(vocab_size=16384, n_embd=64, n_layer=1, n_head=2, block_size=64)
+    for shape, rows in ((wide, 4), (SHAPE, 8)):
+        config = getattr(GPTConfig, variant)(**shape)
+        predicted = predict_memory(config, rows, loss_chunk=chunk, **settings)
+        assert 0.99 < predicted.total / measured(config, rows, **settings) < 1.08
+        assert predicted.total < predict_memory(config, rows, **settings).total or chunk > 64
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("variant", ["gpt2", "llama"])
 def test_predicted_peak_holds_under_autocast(variant, rows):  # small: not every CPU is quick with bfloat16
@@ -323,6 +354,7 @@ def test_more_rows_never_need_less(rows, name, micro_steps):
         ({}, dict(dtype=torch.float64), "dtype = torch.float64: choose torch.float32, torch.bfloat16"),
         ({}, dict(dtype="bfloat16"), "dtype = bfloat16: choose torch.float32"),
         ({}, dict(micro_steps=0), "micro_steps = 0"),
+        ({}, dict(loss_chunk=-1), "loss_chunk = -1: give a number of tokens, or 0 for all at once"),
         ({}, dict(batch_size=0), "batch_size = 0"),
         (dict(n_embd=130), {}, "n_embd = 130"),
     ],

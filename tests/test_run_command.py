@@ -167,7 +167,7 @@ def test_a_job_that_torchrun_starts_again_ends_with_the_weights_of_one_that_was_
 # files of settings
 
 
-@pytest.mark.parametrize("name", ["my.toml", "MY.TOML"])
+@pytest.mark.parametrize("name", ["my.toml", "MY.TOML", ".toml"])
 def test_a_toml_file_changes_a_preset_and_flags_change_the_file(tmp_path, name):
     path = tmp_path / name
     path.write_text("[optim]\nlearning_rate = 1  # a comment\nbetas = [0.8, 0.9]\n[model]\nn_layer = 3\n")

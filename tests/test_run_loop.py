@@ -423,6 +423,21 @@ def test_figures_of_a_judge_may_be_tensors_that_hold_one_number(config):
     assert lines and all(told.items() <= line.items() for line in lines)
 
 
+@pytest.mark.parametrize(
+    "found, told",
+    [
+        ({"reward": torch.ones(2)}, "judge: reward = tensor.* is not one number: return one for each name"),
+        ({"reward": np.ones(2)}, "judge: reward = array.* is not one number"),
+        ({"reward": "high"}, "judge: reward = 'high' is not one number"),
+        (torch.ones(2), "judge returned tensor.*: return a dict of names and numbers"),
+    ],
+)
+def test_a_judge_that_gives_no_single_numbers_is_told_so(config, found, told):
+    config.eval.eval_every = 2
+    with pytest.raises(UserError, match=told):
+        train(config, progress="none", objective=replace(WEIGHTED, judge=lambda run: found))
+
+
 def test_the_judge_looks_once_a_step_and_a_look_that_finds_nothing_leaves_the_figures_before_it(config):
     found = [{"reward": 0.5}, {}]  # as a loader's, of what was drawn since the look before
     config.eval.eval_every = 10

@@ -100,12 +100,13 @@ def _unzstd(file) -> Iterator[bytes]:
     except ImportError:
         raise UserError('data: a .zst file needs the package zstandard: pip install "tinygpt[hub]"') from None
     window = 1 << 31  # the largest there is: Reddit's dumps have it, and zstd refuses it by itself
-    decoder = zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
+    begin = zstandard.ZstdDecompressor(max_window_size=window).decompressobj
+    decoder = begin()
     # 4 kB may decompress to a hundred MB: a larger block might not fit into memory
     while block := file.read(1 << 12):
         while block:
             if decoder.eof:  # a new frame begins
-                decoder = zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
+                decoder = begin()
             yield decoder.decompress(block)
             block = decoder.unused_data
     if not decoder.eof:

@@ -23,9 +23,11 @@ from tinygpt.data.chunks import (
     read_separated,
 )
 from tinygpt.data.tokens import (
+    ROWS,
     _ends_in,
     _visible_files,
     build_tokenizer,
+    check_no_table,
     check_regular,
     encoding_problem,
     source_path,
@@ -34,7 +36,7 @@ from ..support import UserError, file_problem
 from ..tokenizer import BPETokenizer, Tokenizer
 
 # %% ../../nbs/more/03_data_documents.ipynb #documents
-SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
+SUFFIXES = (*ROWS, ".txt")
 
 
 class Documents:
@@ -234,6 +236,7 @@ def find_documents(
         fs, files = _list_remote(url)
     else:
         files = _list_local(data)
+        check_no_table(source_path(data))
     files = sorted(f for f in files if _ends_in(f[0], *SUFFIXES))
     if not files:
         raise UserError(f"data: {data} holds no file of the kinds {', '.join(SUFFIXES)}")

@@ -16,7 +16,15 @@ import numpy as np
 
 from .documents import Documents
 from .stream import StreamLoader, open_stream
-from .tokens import TokenData, build_tokenizer, check_text_size, open_split, prepare, source_path
+from tinygpt.data.tokens import (
+    TokenData,
+    build_tokenizer,
+    check_text_size,
+    holds_tokens,
+    open_split,
+    prepare,
+    source_path,
+)
 from .windows import RandomLoader, ShardLoader
 from ..support import UserError
 from ..tokenizer import CharTokenizer, Tokenizer
@@ -135,7 +143,7 @@ def open_data(
     UserError if there is no such data.
     """
     place = source_path(source)
-    is_tokens = (place / "meta.json").exists() or (place / "train.bin").exists()
+    is_tokens = holds_tokens(place)
     if is_tokens and separator:
         raise UserError(f"separator = {separator!r} is for text, and {source} holds tokens: leave it out")
     if is_tokens and not (place / "meta.json").exists():

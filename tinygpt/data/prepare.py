@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -25,7 +26,14 @@ from pathlib import Path
 import numpy as np
 
 from .chunks import Report
-from .documents import Documents, choose_tokenizer, find_documents, hash_place, is_held_out
+from tinygpt.data.documents import (
+    SUFFIXES,
+    Documents,
+    choose_tokenizer,
+    find_documents,
+    hash_place,
+    is_held_out,
+)
 from tinygpt.data.tokens import (
     CORPORA,
     EOT_TEXT,
@@ -37,6 +45,7 @@ from tinygpt.data.tokens import (
     count_eot_text,
     load_corpus,
     open_token_data,
+    passed_over,
     sha256_file,
     token_dtype,
     write_token_data,
@@ -349,6 +358,8 @@ def prepare_shards(
     if documents is None or documents.is_one_text:
         check_free(out)
         return _prepare_corpus(load_corpus(data, separator), out, tokenizer, vocab_size, progress)
+    if progress and (line := passed_over(data, *SUFFIXES)):
+        print(line, file=sys.stderr)
     recipe = dict(
         documents=documents.fingerprint,
         tokenizer=tokenizer,
@@ -371,6 +382,7 @@ def prepare_shards(
             writers, report = _write_shards(
                 documents, partial, made, recipe, saved, workers, bar, commit_seconds
             )
+            _check_unchanged(documents, partial)
             _finish(documents, partial, out, made, recipe, writers, report)
         except OSError as error:
             raise UserError(
@@ -521,6 +533,14 @@ def _finish(
         shutil.rmtree(half, ignore_errors=True)
     os.replace(partial, out)
     (out / "progress.json").unlink()
+
+
+def _check_unchanged(documents: Documents, partial: Path):
+    "UserError, and no record of the work, if a local file has another size than before it was read."
+    for name, size in () if documents.fs else sum(documents.files, []):
+        if os.path.exists(name) and os.path.getsize(name) != size:
+            (partial / "progress.json").unlink()
+            raise UserError(f"data: {name} changed while it was read: begin again when it is complete")
 
 
 def _no_document(split: str, documents: Documents, fraction: float) -> str:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from .chunks import Chunk, Report
-from .documents import Documents, choose_tokenizer, find_documents, is_held_out
+from .documents import SUFFIXES, Documents, choose_tokenizer, find_documents, is_held_out
 from .pack import LANES, Lane
 from tinygpt.data.tokens import (
     CORPORA,
@@ -32,6 +32,7 @@ from tinygpt.data.tokens import (
     cache_folder,
     fill_cache,
     load_corpus,
+    passed_over,
     token_dtype,
     unsplit_warning,
 )
@@ -369,6 +370,8 @@ def open_stream(
             print(warning, file=sys.stderr)
     else:
         origin = documents.fingerprint
+        if progress and (line := passed_over(data, *SUFFIXES)):
+            print(line, file=sys.stderr)
     folder = cache_folder("stream", tokenizer, vocab_size, f"stream {origin} {val_fraction} {val_tokens}")
 
     def make():

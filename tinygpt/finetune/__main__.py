@@ -11,6 +11,7 @@ __all__ = ['STEPS', 'ROWS', 'REPLAY', 'WARMUP', 'EVAL_EVERY', 'EPOCHS', 'FEWEST_
 # %% ../../nbs/more/22_finetune_command.ipynb #imports
 import math
 import random
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -320,6 +321,8 @@ def run_options(options: Options) -> TrainResult | None:
     rows = config.data.batch_size - old
     conversations, examples = on_all(world, lambda: open_conversations(options))
     learned, held = on_all(world, lambda: hold_out_conversations(options, conversations))
+    start = start_folder(config)
+    fresh = not start.exists()
     if not resume:
         options = on_first(world, partial(chat_start, options, conversations, rows))
     elif options.epochs is not None:
@@ -336,7 +339,12 @@ def run_options(options: Options) -> TrainResult | None:
         objective = replace(objective, judge=judge)
     line = partial(conversations_line, source=options.data, held=len(held))
     objective = replace(objective, settings=own_settings(options), introduce=line)
-    return train(options.train, resume=resume, overwrite=options.overwrite, objective=objective)
+    try:
+        return train(options.train, resume=resume, overwrite=options.overwrite, objective=objective)
+    except UserError:
+        if fresh and world.is_main and not config.folder.exists():  # nothing has begun
+            shutil.rmtree(start, ignore_errors=True)
+        raise
 
 
 @command

@@ -102,6 +102,8 @@ class Request:
     shape: dict  # variant, vocab_size, block_size
     settings: dict  # of `memory_timeline`: optimizer, dtype, device
     model: GPTConfig | None = None  # the run's; None: all sizes
+    micro_steps: int = 1  # of the run, and
+    loss_chunk: int = 0
 
 
 def read_request(
@@ -136,8 +138,8 @@ def read_request(
 # %% ../../nbs/more/07_measure_command.ipynb #run
 def options_of_run(
     place: str,  # a run's folder, or a checkpoint's
-) -> tuple[GPTConfig, Options, list[str]]:
-    """(the model, the options with the run's settings, what it does to save memory, which no plan counts).
+) -> tuple[GPTConfig, Options, int, dict]:
+    """(the model, the options with the run's settings, the rows of a step, what it runs on).
 
     UserError if there is no run.
     """
@@ -157,8 +159,7 @@ def options_of_run(
             vocab_size=config.vocab_size,
         )
         optimizer = o["optimizer"]
-        system = found.get("system", {})
-        saving = [name for name in ("checkpoint_activations", "loss_chunk") if system.get(name)]
+        system = dict(loss_chunk=0, checkpoint_activations=False) | found.get("system", {})
     except (KeyError, TypeError, AttributeError):
         raise UserError(
             f"{path} holds no settings of a run: give a run's folder, such as runs/laptop"
@@ -166,7 +167,7 @@ def options_of_run(
     if problems := config.problems():
         raise UserError(f"{path}: {'; '.join(problems)}")
     texts = {name: str(number) for name, number in numbers.items()}
-    return config, Options(optimizer=optimizer, **texts), saving
+    return config, Options(optimizer=optimizer, **texts), d["batch_size"], system
 
 # %% ../../nbs/more/07_measure_command.ipynb #main-table
 def count_text(n: float) -> str:
@@ -242,10 +243,11 @@ def assumptions(
     if request.memory:
         memory = "memory as given"
     width = request.model.n_embd if request.model else 512
+    logits = f"the logits of {request.loss_chunk:,} tokens" if request.loss_chunk else "all logits"
     source = "as given" if request.speed else f"measured here on two layers {width} wide"
     return (
         f"Assumed: {request.device}, {products}; float32 weights, gradients and optimizer state;\n"
-        f"fused attention; no activation checkpointing, all logits at once; one device; {memory};\n"
+        f"fused attention; no activation checkpointing, {logits} at once; one device; {memory};\n"
         f"every size reaches {si(speed)}FLOP/s ({source})."
     )
 
@@ -254,7 +256,7 @@ def assumptions(
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.measure [RUN] --tokens 100M`: prints the table."
     place, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
-    model, default, saving = options_of_run(place) if place else (None, Options(), [])
+    model, default, rows, system = options_of_run(place) if place else (None, Options(), 0, {})
     options = parse_options(Options, flags, "python -m tinygpt.measure [RUN]", default=default)
     if model and options.variant != default.variant:
         raise UserError(f"variant = {options.variant}, but {place} has its own: leave --variant out")
@@ -262,13 +264,16 @@ def main(argv: list[str]) -> None:
     shape, settings = request.shape, request.settings
     if model:
         request.model = replace(model, vocab_size=shape["vocab_size"], block_size=shape["block_size"])
+        request.micro_steps = -(-rows // request.batch_size)
+        request.loss_chunk = system["loss_chunk"]
     else:  # is it possible at all?
         plan(1, 1, batch_size=request.batch_size, **shape, **settings)
     memory = usable_memory(request)
     speed = usable_speed(request, memory)
     sizes = (memory, speed, request.tokens, request.batch_size)
     if model:
-        plans = [plan_one("the run", request.model, *sizes, **settings)]
+        saved = dict(micro_steps=request.micro_steps, loss_chunk=request.loss_chunk)
+        plans = [plan_one("the run", request.model, *sizes, **settings, **saved)]
     else:
         plans = plan(*sizes, **shape, **settings)
     print(table(plans, memory))
@@ -282,8 +287,10 @@ def main(argv: list[str]) -> None:
         verdict = f"the largest that trains {room} is {best[-1]}." if best else f"none trains {room}."
     what = place or options.variant
     step = f"{rows} per forward pass, {options.optimizer}"
-    if saving:
-        step += f", without its {' and '.join(saving)}"
+    if request.micro_steps > 1:
+        step += f", {request.micro_steps} micro-steps"
+    if system.get("checkpoint_activations"):
+        step += ", without its checkpoint_activations"
     print(f"\n{what}, {step}: {verdict}")
     print(assumptions(request, speed))
 

@@ -204,22 +204,22 @@ def memory_timeline(
     micro_steps: int = 1,  # forward passes per optimizer step; with 2 or more, gradients exist all the time
     device: str = "cpu",
     stacked: bool = True,  # Muon works on all matrices of a shape at once; False: one by one, like torch's
+    loss_chunk: int = 0,  # tokens whose logits exist at the same time; 0: all of them
 ) -> list[Moment]:
     "The moments of a training step (not the first one) at which memory may be fullest, in order."
     c = config
     T = c.block_size if block_size is None else block_size
-    if wrong := _unpredictable(c, batch_size, T, optimizer, dtype, micro_steps):
+    if wrong := _unpredictable(c, batch_size, T, optimizer, dtype, micro_steps, loss_chunk):
         raise UserError(wrong)
     device = torch.device(device).type  # "cuda" of "cuda:1"
     n = param_counts(c)
     act = activation_bytes(c, batch_size, T, dtype, device)
     rows = batch_size * T  # tokens in the pass: B*T
-    # bytes: gradients of everything, the head, a block; a residual stream; the logits
+    # bytes: gradients of everything, the head, a block; a residual stream
     grads = 4 * sum(n.values())
     head = 4 * n["wte"]
     block = 4 * (n["matrices"] + n["vectors"]) // c.n_layer
     stream = 4 * rows * c.n_embd
-    logits = 4 * rows * c.vocab_size
 
     def have(fresh):  # gradients; after an earlier micro-step all of them exist
         return fresh if micro_steps == 1 else grads
@@ -234,13 +234,8 @@ def memory_timeline(
     fixed = dict(weights=weights + copy * c.n_layer + head_copy, state=state_bytes(c, optimizer))
 
     activations = act["attention"] + act["mlp"]  # of a block
-    full = dict(activations=activations * c.n_layer + act["outer"])
-    projecting = 4 * c.vocab_size * c.n_embd + stream + beside(head)
-    moments = [
-        Moment("forward done", **fixed, **full, gradients=have(0), loss=act["loss"] + logits),
-        Moment("loss backward", **fixed, **full, gradients=have(0), loss=act["loss"] + 2 * logits),
-        Moment("head backward", **fixed, **full, gradients=have(head), workspace=projecting),
-    ]
+    full = fixed | dict(activations=activations * c.n_layer + act["outer"])
+    moments = _loss_moments(c, rows, act["loss"], loss_chunk, dtype, full, have, beside)
 
     fixed["weights"] -= head_copy  # autocast's copies are freed with the activations
     waiting = head if c.tie_weights else 0  # a tied head's gradient waits for the embedding's
@@ -257,7 +252,7 @@ def memory_timeline(
     return [*moments, Moment("optimizer step", **fixed, workspace=stepping)]
 
 # %% ../../nbs/more/07_measure_memory.ipynb #timeline-help
-def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str, dtype, micro_steps: int) -> str:
+def _unpredictable(c, batch_size: int, T: int, optimizer: str, dtype, micro_steps: int, chunk: int) -> str:
     "A sentence that says why there is no prediction; empty if there is one."
     if problems := c.problems():
         return "; ".join(problems)
@@ -270,6 +265,8 @@ def _unpredictable(c: GPTConfig, batch_size: int, T: int, optimizer: str, dtype,
         return f"dtype = {dtype}: choose torch.float32, torch.bfloat16 or torch.float16"
     if micro_steps < 1:
         return f"micro_steps = {micro_steps}: a step has at least one"
+    if chunk < 0:
+        return f"loss_chunk = {chunk}: give a number of tokens, or 0 for all at once"
     if c.dropout:
         return f"dropout = {c.dropout}: memory is predicted for dropout 0"
     return ""
@@ -283,6 +280,31 @@ def _half_copies(c: GPTConfig, dtype: torch.dtype, device: str) -> tuple[int, in
     n = param_counts(c)
     head_rows = c.vocab_size if device == "cpu" else pad_vocab(c.vocab_size)
     return half * n["matrices"] // c.n_layer, half * head_rows * c.n_embd
+
+
+def _loss_moments(c: GPTConfig, rows: int, kept: int, chunk: int, dtype, full: dict, have, beside):
+    """The moments from the logits to the head's backward pass.
+
+    A loss in chunks makes the gradients of the head and of its input in the forward pass.
+    """
+    V, half, head, stream = c.vocab_size, dtype.itemsize, 4 * param_counts(c)["wte"], 4 * rows * c.n_embd
+    logits, projecting = 4 * rows * V, stream + beside(head)
+    if not chunk:
+        projecting += 4 * V * c.n_embd
+        return [
+            Moment("forward done", **full, gradients=have(0), loss=kept + logits),
+            Moment("loss backward", **full, gradients=have(0), loss=kept + 2 * logits),
+            Moment("head backward", **full, gradients=have(head), workspace=projecting),
+        ]
+    n = min(rows, chunk) * V
+    earlier = half * n if rows > chunk else 0  # the logits of the chunk before
+    choosing = earlier + 4 * n * (3 if c.logit_softcap else half < 4)
+    product = V * c.n_embd * (half if half == 4 else half + 4)  # as large as the head
+    made = full | dict(loss=head + stream)
+    return [
+        Moment("loss", **made, gradients=have(0), workspace=half * n + max(choosing, product)),
+        Moment("head backward", **made, gradients=have(head), workspace=projecting),
+    ]
 
 
 def _mlp_workspace(c: GPTConfig, dtype: torch.dtype) -> int:

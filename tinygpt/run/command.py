@@ -15,7 +15,7 @@ from typing import Literal, get_type_hints
 from ..checkpoint import checkpoints
 from ..measure.__main__ import read_count
 from ..model import GPTConfig
-from .config import OptimConfig, RunConfig, TrainConfig, load_config, read_toml
+from .config import OptimConfig, RunConfig, TrainConfig, is_toml, load_config, read_toml
 from .presets import PRESETS, preset
 from .setup import kept_settings
 from ..support import UserError, _speaks, parse_options
@@ -66,7 +66,7 @@ def settings_named(flags: list[str]) -> set[str]:
 
 def settings_in(file: str | None) -> set[str]:
     "The settings that a .toml file names; none of another file."
-    values = read_toml(Path(file)) if file and file.lower().endswith(".toml") else {}
+    values = read_toml(Path(file)) if is_toml(file) else {}
     return {name for section in values.values() for name in section}
 
 
@@ -98,13 +98,13 @@ def starting_point(argv: list[str]) -> tuple[TrainConfig, TrainConfig, str, list
         run = None
     places = {"preset": name, "--config": file, "--resume": run}
     named = {word: value for word, value in places.items() if value}
-    if name and file and file.lower().endswith(".toml"):
+    if name and is_toml(file):
         del named["preset"]
     if len(named) > 1:
         raise UserError(f"{' and '.join(named)} are two places to start from: give one of them")
     words = "the preset laptop" if not named else " ".join(*named.items())
     config = before = config_of_run(run) if run else preset(name or "laptop")
-    if file and file.lower().endswith(".toml"):  # it says what it changes
+    if is_toml(file):  # it says what it changes
         config = load_config(Path(file), before)
     elif file:  # a config.json says everything
         config = before = load_config(Path(file))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BOUNDS', 'RunConfig', 'DataConfig', 'OptimConfig', 'EvalConfig', 'SystemConfig', 'type_problems', 'TrainConfig',
-           'least_memory', 'check_memory', 'config_from_dict', 'find_tokenizer', 'read_toml', 'load_config']
+           'least_memory', 'check_memory', 'config_from_dict', 'find_tokenizer', 'is_toml', 'read_toml', 'load_config']
 
 # %% ../../nbs/more/19_run_config.ipynb #imports
 import copy
@@ -28,7 +28,7 @@ import torch
 from ..attention_triton import triton_problem
 from ..checkpoint import checkpoints
 from ..data.documents import HUB
-from ..data.tokens import CORPORA, TOKENIZERS
+from ..data.tokens import CORPORA, TOKENIZERS, _ends_in, holds_tokens
 from ..measure.memory import machine_memory, param_counts, state_bytes
 from ..model import GPTConfig
 from ..precision import choose_policy
@@ -277,8 +277,7 @@ def _source_problems(config) -> Iterator[str]:
 def _inside_problems(config) -> Iterator[str]:
     "Yield a sentence if the run's folder would be in the folder of texts: its log would be one of them."
     source = os.path.expanduser(config.data.source)
-    is_tokens = any(os.path.exists(os.path.join(source, name)) for name in ("meta.json", "train.bin"))
-    if is_tokens or not os.path.isdir(source) or config.data.source in CORPORA:
+    if holds_tokens(Path(source)) or not os.path.isdir(source) or config.data.source in CORPORA:
         return
     if Path(source).resolve() in config.folder.resolve().parents:
         told = "where the run's own log would be read as text"
@@ -499,6 +498,11 @@ def find_tokenizer(
         d.tokenizer = "bpe"
 
 
+def is_toml(file: str | Path | None) -> bool:
+    "Whether a settings file is one that a person wrote, by its name."
+    return file is not None and _ends_in(str(file), ".toml")
+
+
 def read_toml(path: Path) -> dict:
     "What a TOML file holds. UserError if it cannot be read, or is not TOML."
     try:
@@ -521,7 +525,7 @@ def load_config(
 
     If the run's tokenizer was a file that is gone, the config names the one in a checkpoint.
     """
-    if Path(path).suffix.lower() == ".toml":
+    if is_toml(path):
         values = read_toml(path)
     else:
         values = read_json(path, dict, "give the config.json of a run")
@@ -532,7 +536,7 @@ def load_config(
     groups = [getattr(config, field.name) for field in dataclasses.fields(config)]
     if wrong := [problem for group in groups for problem in type_problems(group)]:
         raise UserError(f"{path}: {'; '.join(wrong)}")
-    if Path(path).suffix.lower() == ".toml":
+    if is_toml(path):
         config.asked = frozenset(values.get("model", {}))  # a person wrote them, as with flags
     else:  # it is in the folder of a run
         find_tokenizer(config, Path(path).parent)

@@ -10,12 +10,14 @@ __all__ = ['BAD_STEPS', 'StopSignal', 'Due', 'due', 'shows_bar', 'Log', 'Tracer'
 import json
 import math
 import os
+import reprlib
 import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -334,9 +336,13 @@ def _with_loss(loss_fn, module, x, y, reduction):
     return None, loss_fn(module, x, y)
 
 # %% ../../nbs/more/19_run_loop.ipynb #judge
-def _number(value):
-    "A number as Python's own, of a tensor or of numpy too."
-    return value.item() if hasattr(value, "item") else value
+def _number(name: str, value) -> int | float:
+    "A number as Python's own, of a tensor or of numpy too. UserError for anything else."
+    with suppress(RuntimeError, ValueError):  # of several numbers
+        value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, (int, float)):
+        raise UserError(f"judge: {name} = {reprlib.repr(value)} is not one number: return one for each name")
+    return value
 
 
 class Judge:
@@ -369,8 +375,10 @@ class Judge:
         "What the run's objective measures."
         run, log = self.run, self.log
         with log.pause():
-            figures = run.objective.judge(run) or {}
-        figures = {name: _number(value) for name, value in figures.items()}
+            figures = run.objective.judge(run)
+        if not isinstance(figures, dict | None):
+            raise UserError(f"judge returned {reprlib.repr(figures)}: return a dict of names and numbers")
+        figures = {name: _number(name, value) for name, value in (figures or {}).items()}
         if not figures:  # nothing new since the last validation
             return
         self.figures = figures

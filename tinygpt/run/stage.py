@@ -26,7 +26,7 @@ from tinygpt.run.command import (
     settings_named,
     value_of,
 )
-from .config import RunConfig, TrainConfig, load_config
+from .config import RunConfig, TrainConfig, is_toml, load_config
 from .presets import preset
 from .setup import _check_form, kept_settings
 from ..support import UserError
@@ -172,7 +172,7 @@ def stage_options(
 
 def _with_file(config: TrainConfig, file: str) -> TrainConfig:
     "The settings, changed by a .toml file."
-    if not file.lower().endswith(".toml"):
+    if not is_toml(file):
         raise UserError(f"config = {file}: give a .toml file; all other settings are those of the run before")
     return load_config(Path(file), config)
 
