@@ -1,5 +1,6 @@
 """benchmarks/gpu.py in its reduced form, on the CPU: every piece runs, goes on, keeps what fails."""
 
+import ast
 import importlib
 import json
 import math
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -35,6 +37,7 @@ from gpu_pieces import (  # noqa: E402
 )
 from gpu_pieces import tests as test_piece  # noqa: E402
 
+from tinygpt import accumulate_memory  # noqa: E402
 from tinygpt.measure.speed import PEAKS  # noqa: E402
 from tinygpt.support import UserError  # noqa: E402
 
@@ -703,8 +706,45 @@ def test_a_trace_finds_the_idle_time_and_the_longest_kernels(monkeypatch):
     found = training.trace(None, "cuda", 2)
     assert found["idle"] == round(1 / 6.5, 4) and found["kernels"] == 4
     assert found["top"][0] == dict(kernel="gemm", ms=1250.0, calls=1.0)
-    assert found["kinds"] == {"matrix products": 1750, "other": 500, "loss": 250, "optimizer": 250}
+    parts = {"matrix products": 1750, "everything else": 250, "norms, stream": 250, "loss": 250}
+    assert found["kinds"] == parts | {"optimizer": 250}
     assert dict(kernel="at::native::multi_tensor_apply_kernel", ms=250.0, calls=0.5) in found["top"]
+
+
+def test_the_page_on_a_step_sorts_kernels_by_the_records_words():
+    cells = json.loads((ROOT / "nbs/more/07_measure_gpu.ipynb").read_text())["cells"]
+    source = next("".join(cell["source"]) for cell in cells if cell["id"] == "took")
+    words = next(node for node in ast.parse(source).body if isinstance(node, ast.Assign))
+    assert list(ast.literal_eval(words.value).items()) == list(training.KINDS.items())
+
+
+@pytest.mark.parametrize("compute", [training.by_comparison, training.whole_by_comparison])
+def test_the_loss_by_comparison_has_torchs_losses_and_gradients(compute):
+    z = torch.randn(6, 40, dtype=torch.float64, requires_grad=True)  # 37 ids and 3 columns of padding
+    targets = torch.tensor([0, 36, -100, 5, 36, 1])
+    losses = F.cross_entropy(z[:, :37], targets, reduction="none")
+    losses.sum().backward()
+    found, dz = compute(z.detach(), targets, 37, 0.0, torch.float64, True)
+    torch.testing.assert_close(found, losses.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(dz, z.grad, rtol=0, atol=1e-12)
+    ours = accumulate_memory._chunk(z.detach().clone(), targets, 37, 0.0, torch.float64, True)
+    torch.testing.assert_close((found, dz), ours, rtol=0, atol=1e-12)
+
+
+def test_a_step_with_the_loss_by_comparison_computes_it_so(setup, monkeypatch):
+    calls = []
+
+    def counted(*args):
+        calls.append(args[0].shape)
+        return training.by_comparison(*args)
+
+    weights = []
+    for how in (dict(), dict(chunk=counted)):
+        step = training.Step(setup, 2, dtype="float32", loss_chunk=40, **how)
+        step()
+        weights.append([p.detach() for p in step.model.parameters()])
+    assert len(calls) == 2 and accumulate_memory._chunk is not counted
+    torch.testing.assert_close(*weights)
 
 
 def test_the_sheet_has_every_gpu_that_the_package_knows():
