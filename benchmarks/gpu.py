@@ -75,7 +75,7 @@ if missing("platformdirs"):  # which says where caches are
     os.environ.setdefault("TINYGPT_CACHE", str(HERE.parent / "runs/cache"))
 
 import torch  # noqa: E402
-from gpu_pieces.alone import Job, end_in_time, run_side_by_side, short_of_memory, stop  # noqa: E402
+from gpu_pieces.alone import TURNS, Job, end_in_time, run_side_by_side, short_of_memory, stop  # noqa: E402
 from gpu_pieces.record import Record, Setup, run_cases  # noqa: E402
 
 from tinygpt.support import UserError, read_json  # noqa: E402
@@ -325,8 +325,10 @@ def main(argv=None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if TURNS in os.environ:  # it hangs: where?
+            raise
         left, status = pieces, 130
-    if left:
+    if left and TURNS not in os.environ:
         flags = flags_of(args, *SETTINGS, "out", "minutes", "at_once")
         words = [*left, *flags, *only([name for piece in left for name in asked.get(piece, ())])]
         line = shlex.join(["python", "benchmarks/gpu.py", *words])
@@ -338,5 +340,5 @@ if __name__ == "__main__":
     # the processes that pieces start find the package, too
     places = (str(HERE.parent), os.environ.get("PYTHONPATH"), STAND_INS.name)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that what it has started ends too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what it has started ends too
     sys.exit(main())

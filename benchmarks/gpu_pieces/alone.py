@@ -5,6 +5,7 @@ process asks for its turn by a file, and gets it by another one when no process 
 What hangs is stopped, wherever it hangs: time on a GPU is dear.
 """
 
+import faulthandler
 import gc
 import os
 import signal
@@ -57,15 +58,17 @@ def crowded(error: BaseException) -> bool:
 def end_in_time(deadline: float):
     """From now on this process ends GRACE seconds after the deadline, whatever it does.
 
-    One that waits for turns ends also when the command that gives them has ended. First a SIGTERM, which
-    lets it end what it has started.
+    One that waits for turns ends also when the command that gives them has ended. It says where it was. First
+    it gets a SIGTERM, which lets it end what it has started.
     """
+    faulthandler.register(signal.SIGUSR1)
 
     def watch():
         orphan = False
         while time.monotonic() < deadline + GRACE and not orphan:
             time.sleep(1)
             orphan = TURNS in os.environ and os.getppid() != PARENT
+        faulthandler.dump_traceback()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(20)
         os._exit(1)
@@ -189,6 +192,8 @@ def stop(processes: list[subprocess.Popen]):
         try:
             process.wait(max(0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGUSR1)  # it says where it hangs
+            time.sleep(0.2)
             process.kill()
             process.wait()
 
