@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,7 +41,7 @@ from gpu_pieces import tests as test_piece  # noqa: E402
 
 from tinygpt import accumulate_memory  # noqa: E402
 from tinygpt.measure.speed import PEAKS  # noqa: E402
-from tinygpt.support import UserError  # noqa: E402
+from tinygpt.support import PALETTE, UserError, gpu_record  # noqa: E402
 
 
 def run(folder, *words) -> int:
@@ -187,6 +189,27 @@ def test_every_piece_says_what_it_is_and_has_cases(setup, capsys):
         gpu.main(["gardening"])
 
 
+def shown(folder, piece, monkeypatch) -> list[dict]:
+    "The columns of the pages that show a piece's record, after their cells have shown this one."
+    (folder / "benchmarks/results").mkdir(parents=True)
+    shutil.copy(folder / f"gpu_{piece}.json", folder / "benchmarks/results")
+    monkeypatch.setattr(plt, "show", lambda: None)
+    found = []
+    for path in sorted((ROOT / "nbs").rglob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["id"] == "gpu-recorded" and f"gpu_{piece}.json" in source:
+                place = folder / path.parent.relative_to(ROOT)
+                place.mkdir(parents=True, exist_ok=True)
+                monkeypatch.chdir(place)
+                known = dict(gpu_record=gpu_record, plt=plt, PALETTE=PALETTE)
+                known["RESULTS"] = Path("../benchmarks/results")
+                exec(source, known)
+                found.append(known["columns"])
+    plt.close("all")
+    return found
+
+
 # what a row must have, piece by piece; the heavier ones are further down
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -202,7 +225,9 @@ def test_every_piece_says_what_it_is_and_has_cases(setup, capsys):
         ("tests", {"passed", "failed", "skipped", "failures"}),
     ],
 )
-def test_the_reduced_form_of_a_piece_runs(tmp_path, piece, needed):
+def test_the_reduced_form_of_a_piece_runs_and_its_chapter_can_show_the_record(
+    tmp_path, piece, needed, monkeypatch
+):
     assert run(tmp_path, piece) == 0
     found = rows_of(tmp_path, piece)
     assert found and all(needed <= set(row) for row in found)
@@ -210,6 +235,9 @@ def test_the_reduced_form_of_a_piece_runs(tmp_path, piece, needed):
     assert len(errors) < len(found)
     if piece not in ("formats", "attention"):  # there: formats and kernels that a CPU does not have
         assert errors == []
+    for columns in shown(tmp_path, piece, monkeypatch):
+        known = {key for row in found for key in row} | {"memory_gb"}  # which a CPU does not tell
+        assert set(columns.values()) <= known
 
 
 @pytest.mark.slow
