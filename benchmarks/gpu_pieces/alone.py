@@ -8,6 +8,7 @@ What hangs is stopped, wherever it hangs: time on a GPU is dear.
 import faulthandler
 import gc
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -46,8 +47,9 @@ def with_others() -> bool:
 
 
 def short_of_memory(said: str) -> bool:
-    "Whether an error, or what a process printed, says so."
-    return "out of memory" in said.lower()
+    "Whether an error, or what a process printed, says so: torch's words, or those of cuBLAS and cuDNN."
+    words = "out of memory|status_alloc_failed|cublas_status_not_initialized|cudnn_status_internal_error"
+    return re.search(words, said.lower()) is not None
 
 
 def crowded(error: BaseException) -> bool:
