@@ -129,6 +129,7 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args(argv)
     args.given = {name: value for name, value in vars(args).items() if value != parser.get_default(name)}
+    args.pieces = list(dict.fromkeys(args.pieces))
     if unknown := [piece for piece in args.pieces if piece not in PIECES]:
         parser.error(f"there is no piece {', '.join(unknown)}: choose of {', '.join(PIECES)}")
     if args.cuda and not (args.reduced and torch.cuda.is_available()):

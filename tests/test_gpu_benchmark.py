@@ -528,6 +528,7 @@ def test_side_by_side_a_turn_that_hangs_is_stopped_and_the_next_one_comes(tmp_pa
     assert "KeyboardInterrupt" in ended[0][1], "it could end what it had started"
 
 
+@pytest.mark.slow
 def test_side_by_side_who_hangs_after_its_turn_does_not_keep_the_others_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(alone, "PATIENCE", 1)
     monkeypatch.setattr(alone.Child, "hangs", only_after_a_turn(alone.Child.hangs))
@@ -541,6 +542,7 @@ def only_after_a_turn(hangs):
     return lambda child, waited: child.state == "goes on" and hangs(child, waited)
 
 
+@pytest.mark.slow
 def test_side_by_side_all_are_stopped_when_the_time_has_long_been_over(tmp_path, monkeypatch):
     began = f"open(sys.argv[1] + '-began', 'w').close(); {HANGS}"
     first = turn(tmp_path / "first", TURN.replace("time.sleep(0.2)", began))
@@ -578,6 +580,7 @@ def test_who_waits_for_turns_ends_when_the_command_that_gives_them_was_killed(tm
     assert giver.stdout.read() == ""  # which comes when nobody holds the pipe any more
 
 
+@pytest.mark.slow
 def test_a_case_alone_in_its_batch_has_no_others(tmp_path):
     asks = TURN + "from gpu_pieces.alone import with_others; print(with_others())"
     ended = side_by_side([turn(tmp_path / name, asks) for name in "abc"], 2, 600)
@@ -628,6 +631,10 @@ def test_at_once_what_found_no_memory_is_tried_again_by_itself(tmp_path, monkeyp
     assert batches[1:] == [(["memory"], 1)] and batches[0][1] == 3
     assert {row["n"] for row in rows_of(tmp_path, "formats")} == {1, 3}
     assert len(capsys.readouterr().out) < 5000, "of what a case prints only the end"
+
+
+def test_a_piece_that_is_named_twice_is_measured_once():
+    assert gpu.parse(["step", "attention", "step", "--reduced"]).pieces == ["step", "attention"]
 
 
 def test_only_refuses_a_case_that_is_not_there_before_anything_is_measured(tmp_path, pretend, capsys):

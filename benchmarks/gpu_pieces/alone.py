@@ -26,7 +26,7 @@ from tinygpt.support import synchronize
 
 TURNS = "TINYGPT_GPU_TURNS"  # names the folder of files, in a process that waits for its turns
 READY = 300  # seconds in which a process gets ready
-PATIENCE = 150  # of them, where others wait for it
+PATIENCE = 200  # of them, where others wait for it
 TURN = 150  # seconds that a turn may take
 GRACE = 90  # seconds after the deadline in which what has begun may be finished
 PARENT = os.getppid()
@@ -63,7 +63,8 @@ def end_in_time(deadline: float):
     One that waits for turns ends also when the command that gives them has ended. It says where it was. First
     it gets a SIGTERM, which lets it end what it has started.
     """
-    faulthandler.register(signal.SIGUSR1)
+    if hasattr(faulthandler, "register"):  # not on Windows
+        faulthandler.register(signal.SIGUSR1)
 
     def watch():
         orphan = False
