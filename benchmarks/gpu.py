@@ -112,7 +112,9 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9, help="begin no case after so many")
     at_once = "processes that get ready side by side, to be measured one at a time"
     parser.add_argument("--at-once", type=int, metavar="N", help=at_once)
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="these, of pieces that have one of them")
+    parser.add_argument(
+        "--only", nargs="+", metavar="CASE", help="these, in this order, of pieces that have one"
+    )
     parser.add_argument("--again", action="store_true", help="measure also what is there")
     mended = "measure what failed again, and keep the rest, of other code or of another such machine too"
     parser.add_argument("--mended", action="store_true", help=mended)
@@ -191,11 +193,11 @@ def asked_for(pieces: list[str], args: argparse.Namespace, setup: Setup) -> dict
 
 def open_piece(piece: str, args: argparse.Namespace, setup: Setup) -> tuple[Record, list]:
     "(its record, its cases or those that were asked for)."
-    record, cases = Record(piece, setup), cases_of(piece, setup)
-    cases = [(name, work) for name, work in cases if name in (args.only or ())] or cases
+    record, works = Record(piece, setup), dict(cases_of(piece, setup))
+    names = [name for name in args.only or () if name in works] or list(works)
     if args.again:
-        record.open |= {name for name, _ in cases}
-    return record, cases
+        record.open |= set(names)
+    return record, [(name, works[name]) for name in names]
 
 
 def run_piece(piece: str, args: argparse.Namespace, setup: Setup) -> bool:

@@ -642,8 +642,8 @@ def test_only_refuses_a_case_that_is_not_there_before_anything_is_measured(tmp_p
     assert run(tmp_path, "attention", "--only", "three") == 2
     told = "error: --only: there is no case 'three': choose of attention: one, two\n"
     assert capsys.readouterr().err == told and not (tmp_path / "gpu_attention.json").exists()
-    assert run(tmp_path, "attention", "--only", "two") == 0
-    assert [row["case"] for row in rows_of(tmp_path, "attention")] == ["two"]
+    assert run(tmp_path, "attention", "--only", "two", "one") == 0
+    assert [row["case"] for row in rows_of(tmp_path, "attention")] == ["two", "one"]
 
 
 def test_the_line_by_which_one_goes_on_can_be_pasted(tmp_path, pretend, capsys, monkeypatch):
