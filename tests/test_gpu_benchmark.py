@@ -733,10 +733,17 @@ def test_at_once_writes_the_record_that_one_case_after_the_other_writes(tmp_path
     words = ["formats", "data", "--only", "products of 64", "memory", "loaders alone"]
     assert run(tmp_path / "a", *words, "--at-once", "2") == 0
     assert run(tmp_path / "a", *words, "--at-once", "2") == 0, "all of it is there"
-    assert run(tmp_path / "b", *words) == 0
-    for piece in ("formats", "data"):
+    for piece, names in (("formats", words[3:5]), ("data", words[5:])):
+        assert run(tmp_path / "b", piece, "--only", *names) == 0
         known = [[(row["case"], row["what"], set(row)) for row in rows_of(tmp_path / x, piece)] for x in "ab"]
         assert known[0] == known[1]
+
+
+@pytest.mark.slow
+def test_several_pieces_have_a_process_each_and_get_their_own_cases(tmp_path):
+    assert run(tmp_path, "formats", "data", "--only", "memory", "loaders alone") == 0
+    found = [{row["case"] for row in rows_of(tmp_path, piece)} for piece in ("formats", "data")]
+    assert found == [{"memory"}, {"loaders alone"}]
 
 
 def test_a_trace_finds_the_idle_time_and_the_longest_kernels(monkeypatch):
