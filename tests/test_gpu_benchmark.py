@@ -875,6 +875,11 @@ def test_a_command_whose_time_is_over_takes_its_processes_with_it():
     assert record.run_until([sys.executable, "-c", "print(3); exit(4)"], 60) == ("3\n", 4)
 
 
+def test_what_a_case_starts_is_in_our_session_so_that_it_ends_with_all_of_it():
+    told = "import os; print(os.getsid(0), os.getpgrp() == os.getpid())"
+    assert record.run_until([sys.executable, "-c", told], 60) == (f"{os.getsid(0)} True\n", 0)
+
+
 def test_tokens_to_a_loss_lie_on_the_line_between_two_looks():
     points = [dict(tokens=100, loss=4.0), dict(tokens=200, loss=3.0), dict(tokens=300, loss=3.5)]
     assert optimizers.tokens_to(points, 3.25) == 175

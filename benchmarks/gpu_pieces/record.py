@@ -100,9 +100,9 @@ def run_until(command: list[str], seconds: float, env: dict | None = None) -> tu
     Then it gets what Ctrl-C sends, so that pytest reports what it has seen, and torchrun ends its workers.
     """
     env = {name: value for name, value in (env or os.environ).items() if name != TURNS}
-    how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-    with heeds_interrupts():
-        process = subprocess.Popen(command, cwd=ROOT, env=env, **how)
+    how = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with heeds_interrupts():  # a group, and no session: that would outlive what ends all of ours
+        process = subprocess.Popen(command, cwd=ROOT, env=env, preexec_fn=os.setpgrp, **how)
     try:
         said, _ = process.communicate(timeout=seconds)
         return said, process.returncode
