@@ -197,6 +197,8 @@ def open_piece(piece: str, args: argparse.Namespace, setup: Setup) -> tuple[Reco
     names = [name for name in args.only or () if name in works] or list(works)
     if args.again:
         record.open |= set(names)
+    if record.rows and (args.again or args.mended):
+        record.write()  # what is to be measured again stays so, for the command that goes on
     return record, [(name, works[name]) for name in names]
 
 

@@ -665,6 +665,26 @@ def test_after_ctrl_c_what_was_measured_is_there_and_it_says_how_to_go_on(tmp_pa
     assert "go on with: python benchmarks/gpu.py attention" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("word", ["--mended", "--again"])
+def test_who_goes_on_after_an_early_ctrl_c_keeps_the_rows_and_measures_what_was_to_be(
+    tmp_path, pretend, capsys, word
+):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    pretend(one=lambda: dict(ms=1.0), two=lambda: dict(ms=2.0, note="by a script"))
+    run(tmp_path, "attention")
+    path = tmp_path / "gpu_attention.json"
+    if word == "--mended":
+        path.write_text(json.dumps(json.loads(path.read_text()) | dict(code="before")))
+    pretend(one=lambda: dict(ms=1.0), two=interrupted)
+    assert run(tmp_path, "attention", word, "--only", "two") == 130
+    line = capsys.readouterr().out.rpartition("python benchmarks/gpu.py ")[2]
+    pretend(one=lambda: dict(ms=1.0), two=lambda: dict(ms=3.0))
+    assert gpu.main(shlex.split(line)) == 0
+    assert [row["ms"] for row in rows_of(tmp_path, "attention")] == [1.0, 3.0]
+
+
 def test_a_record_that_is_broken_is_told_in_one_line_and_left_alone(tmp_path, pretend, capsys):
     pretend(one=lambda: dict(n=1))
     (tmp_path / "gpu_attention.json").write_text('{"rows": [')
