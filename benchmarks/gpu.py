@@ -13,11 +13,11 @@ the state of the code that they are of. On another GPU a record begins anew: --o
 there is no CUDA, or with --reduced, tiny sizes run on the CPU to see that all of it works (--reduced --cuda:
 on the GPU); what they write goes to a temporary folder.
 
-A case that has begun goes on beyond --minutes, for a minute and a half at most; then it is stopped. Where
-time on a GPU is dear, most of it goes to compilers: --at-once gets so many cases ready side by side, and
-measures them one at a time; a compiled step of GPT-2 takes 25 GB then, so that five go with 140 GB, and three
-with 80 GB. What found no memory beside the others is tried again by itself, what hangs is stopped, and
-another command measures what is still missing. In a quarter of an hour:
+A case that has begun goes on beyond --minutes, for two minutes at most; then it is stopped. Where time on a
+GPU is dear, most of it goes to compilers: --at-once gets so many cases ready side by side, and measures them
+one at a time; a compiled step of GPT-2 takes 25 GB then, so that five go with 140 GB, and three with 80 GB.
+What found no memory beside the others is tried again by itself, what hangs is stopped, and another command
+measures what is still missing. In a quarter of an hour:
 
     export TINYGPT_CACHE=FOLDER PYTHONUNBUFFERED=1
     python benchmarks/gpu.py --reduced --cuda --minutes 2    what breaks on this GPU, before it costs more
