@@ -28,9 +28,7 @@ TURNS = "TINYGPT_GPU_TURNS"  # names the folder of files, in a process that wait
 READY = 300  # seconds in which a process gets ready
 PATIENCE = 200  # of them, where others wait for it
 TURN = 150  # seconds that a turn may take
-GRACE = (
-    120  # seconds after the deadline in which what has begun may be finished: tests get 60, and 40 to report
-)
+GRACE = 120  # seconds after the deadline in which what has begun may be finished: more than tests get
 PARENT = os.getppid()
 _number, _depth = count(), 0
 
