@@ -528,6 +528,12 @@ def test_side_by_side_a_turn_that_hangs_is_stopped_and_the_next_one_comes(tmp_pa
     assert "KeyboardInterrupt" in ended[0][1], "it could end what it had started"
 
 
+def test_who_is_alone_in_its_batch_gets_ready_in_its_turn_and_has_time_for_both(tmp_path):
+    compiles = turn(tmp_path / "compiles", TURN.replace("time.sleep(0.2)", "time.sleep(3)"))
+    compiles.turn = 1
+    assert side_by_side([compiles], 2, 600) == [("compiles", "", 0)]
+
+
 @pytest.mark.slow
 def test_side_by_side_who_hangs_after_its_turn_does_not_keep_the_others_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr(alone, "PATIENCE", 1)

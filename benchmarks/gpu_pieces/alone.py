@@ -132,6 +132,7 @@ class Child:
     job: Job
     folder: Path
     process: subprocess.Popen
+    by_itself: bool  # then it gets ready in its turn
     turn: int = -1  # the last one that it asked for
     state: str = "gets ready"
     since: float = field(default_factory=time.monotonic)  # in this state
@@ -154,7 +155,7 @@ class Child:
         "Whether it does, as it seems, where others have waited so many seconds."
         seconds = time.monotonic() - self.since
         if self.state == "is measured":
-            return seconds > self.job.turn
+            return seconds > self.job.turn + READY * self.by_itself
         return self.state != "waits" and (min(seconds, waited) > PATIENCE or seconds > READY)
 
 
@@ -183,7 +184,7 @@ def _start(job: Job, folder: Path, minutes: float, by_itself: bool) -> Child:
     with open(folder / "said", "w") as said, heeds_interrupts():
         env = os.environ | job.env | {TURNS: str(folder)}
         process = subprocess.Popen(job.command(minutes), stdout=said, stderr=subprocess.STDOUT, env=env)
-    return Child(job, folder, process)
+    return Child(job, folder, process, by_itself)
 
 
 def stop(processes: list[subprocess.Popen]):
