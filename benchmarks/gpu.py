@@ -131,7 +131,7 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args(argv)
     args.given = {name: value for name, value in vars(args).items() if value != parser.get_default(name)}
-    args.pieces = list(dict.fromkeys(args.pieces))
+    args.pieces, args.only = list(dict.fromkeys(args.pieces)), list(dict.fromkeys(args.only or ()))
     if unknown := [piece for piece in args.pieces if piece not in PIECES]:
         parser.error(f"there is no piece {', '.join(unknown)}: choose of {', '.join(PIECES)}")
     if args.cuda and not (args.reduced and torch.cuda.is_available()):
@@ -194,7 +194,7 @@ def asked_for(pieces: list[str], args: argparse.Namespace, setup: Setup) -> dict
 def open_piece(piece: str, args: argparse.Namespace, setup: Setup) -> tuple[Record, list]:
     "(its record, its cases or those that were asked for)."
     record, works = Record(piece, setup), dict(cases_of(piece, setup))
-    names = [name for name in args.only or () if name in works] or list(works)
+    names = [name for name in args.only if name in works] or list(works)
     if args.again:
         record.open |= set(names)
     if record.rows and (args.again or args.mended):

@@ -639,8 +639,9 @@ def test_at_once_what_found_no_memory_is_tried_again_by_itself(tmp_path, monkeyp
     assert len(capsys.readouterr().out) < 5000, "of what a case prints only the end"
 
 
-def test_a_piece_that_is_named_twice_is_measured_once():
-    assert gpu.parse(["step", "attention", "step", "--reduced"]).pieces == ["step", "attention"]
+def test_a_piece_or_a_case_that_is_named_twice_is_measured_once():
+    args = gpu.parse(["step", "attention", "step", "--reduced", "--only", "a", "b", "a"])
+    assert args.pieces == ["step", "attention"] and args.only == ["a", "b"]
 
 
 def test_only_refuses_a_case_that_is_not_there_before_anything_is_measured(tmp_path, pretend, capsys):
