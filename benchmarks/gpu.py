@@ -9,12 +9,15 @@ Each piece writes benchmarks/results/gpu_PIECE.json, with machine, versions and 
 cases. A case that is there, of the same machine and the same code, is not measured again (--again: it is).
 What fails, for want of memory or support, is a row with its error. After a mend, or on another machine with
 the same GPU and torch, --mended tries those rows again and keeps the others, which then say the machine and
-the state of the code that they are of. Where there is no CUDA, or with --reduced, tiny sizes run on the CPU
-to see that all of it works (--reduced --cuda: on the GPU); what they write goes to a temporary folder.
+the state of the code that they are of. On another GPU a record begins anew: --out keeps the old one. Where
+there is no CUDA, or with --reduced, tiny sizes run on the CPU to see that all of it works (--reduced --cuda:
+on the GPU); what they write goes to a temporary folder.
 
-A case that has begun goes on beyond --minutes. Where time on a GPU is dear, most of it goes to compilers:
---at-once gets so many cases ready side by side, and measures them one at a time; a compiled step of GPT-2
-takes 25 GB then, so that five go with 140 GB, and three with 80 GB. In a quarter of an hour:
+A case that has begun goes on beyond --minutes, for two minutes at most; then it is stopped. Where time on a
+GPU is dear, most of it goes to compilers: --at-once gets so many cases ready side by side, and measures them
+one at a time; a compiled step of GPT-2 takes 25 GB then, so that five go with 140 GB, and three with 80 GB.
+What found no memory beside the others is tried again by itself, what hangs is stopped, and another command
+measures what is still missing. In a quarter of an hour:
 
     export TINYGPT_CACHE=FOLDER PYTHONUNBUFFERED=1
     python benchmarks/gpu.py --reduced --cuda --minutes 2    what breaks on this GPU, before it costs more
@@ -34,13 +37,14 @@ import argparse
 import importlib
 import importlib.util
 import json
+import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -74,10 +78,10 @@ if missing("platformdirs"):  # which says where caches are
     os.environ.setdefault("TINYGPT_CACHE", str(HERE.parent / "runs/cache"))
 
 import torch  # noqa: E402
-from gpu_pieces.alone import run_side_by_side  # noqa: E402
+from gpu_pieces.alone import TURNS, Job, end_in_time, run_side_by_side, short_of_memory, stop  # noqa: E402
 from gpu_pieces.record import Record, Setup, run_cases  # noqa: E402
 
-from tinygpt.support import read_json  # noqa: E402
+from tinygpt.support import UserError, read_json  # noqa: E402
 
 PIECES = {  # in the order of their worth; minutes on an H100, a guess until one has run them
     "tests": 8,
@@ -96,6 +100,7 @@ NEEDS = {
     "optimizers": ("tqdm",),
     "race": ("tqdm",),
 }  # beside torch and numpy
+SETTINGS = ("reduced", "cuda", "runs", "nanogpt", "build_nanogpt", "data", "steps")  # of the command line
 # whose cases know nothing of each other, and take longer to get ready than to be measured
 SPLIT = ("step", "attention", "formats", "generate", "data")
 
@@ -107,7 +112,9 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9, help="begin no case after so many")
     at_once = "processes that get ready side by side, to be measured one at a time"
     parser.add_argument("--at-once", type=int, metavar="N", help=at_once)
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="these, of pieces that have one of them")
+    parser.add_argument(
+        "--only", nargs="+", metavar="CASE", help="these, in this order, of pieces that have one"
+    )
     parser.add_argument("--again", action="store_true", help="measure also what is there")
     mended = "measure what failed again, and keep the rest, of other code or of another such machine too"
     parser.add_argument("--mended", action="store_true", help=mended)
@@ -123,6 +130,8 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of race: GPT-2's steps (250 on the embedded corpus)")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args(argv)
+    args.given = {name: value for name, value in vars(args).items() if value != parser.get_default(name)}
+    args.pieces, args.only = list(dict.fromkeys(args.pieces)), list(dict.fromkeys(args.only or ()))
     if unknown := [piece for piece in args.pieces if piece not in PIECES]:
         parser.error(f"there is no piece {', '.join(unknown)}: choose of {', '.join(PIECES)}")
     if args.cuda and not (args.reduced and torch.cuda.is_available()):
@@ -149,34 +158,55 @@ def lacks(piece: str) -> bool:
     return bool(lacking)
 
 
-def open_piece(piece: str, args: argparse.Namespace, deadline: float) -> tuple[Record, list]:
-    "(its record, its cases or those that were asked for)."
-    runs = args.out / "runs" if args.reduced else args.runs
-    setup = Setup(
+def setup_of(args: argparse.Namespace, deadline: float) -> Setup:
+    "What the command line says, as the pieces want it."
+    return Setup(
         device="cpu" if args.reduced and not args.cuda else "cuda",
         reduced=args.reduced,
         deadline=deadline,
         folder=args.out,
-        runs=runs,
+        runs=args.out / "runs" if args.reduced else args.runs,
         nanogpt=args.nanogpt,
         build_nanogpt=args.build_nanogpt,
         data=args.data,
         steps=args.steps,
         mended=args.mended,
     )
-    module = importlib.import_module(f"gpu_pieces.{piece}")
-    cases = module.cases(setup)
-    names = [name for name, _ in cases]
-    if asked := set(args.only or ()) & set(names):
-        cases = [(name, work) for name, work in cases if name in asked]
-    return Record(piece, setup, args.again), cases
 
 
-def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
+def cases_of(piece: str, setup: Setup) -> list:
+    "All of them."
+    return importlib.import_module(f"gpu_pieces.{piece}").cases(setup)
+
+
+def asked_for(pieces: list[str], args: argparse.Namespace, setup: Setup) -> dict[str, list[str]]:
+    "Those of --only's cases that each piece has. UserError for one that none has."
+    if not args.only:
+        return {}
+    known = {piece: [name for name, _ in cases_of(piece, setup)] for piece in pieces if not lacks(piece)}
+    for name in args.only:
+        if not any(name in names for names in known.values()):
+            told = "; ".join(f"{piece}: {', '.join(names)}" for piece, names in known.items())
+            raise UserError(f"--only: there is no case {name!r}: choose of {told}")
+    return {piece: [name for name in args.only if name in names] for piece, names in known.items()}
+
+
+def open_piece(piece: str, args: argparse.Namespace, setup: Setup) -> tuple[Record, list]:
+    "(its record, its cases or those that were asked for)."
+    record, works = Record(piece, setup), dict(cases_of(piece, setup))
+    names = [name for name in args.only if name in works] or list(works)
+    if args.again:
+        record.open |= set(names)
+    if record.rows and (args.again or args.mended):
+        record.write()  # what is to be measured again stays so, for the command that goes on
+    return record, [(name, works[name]) for name in names]
+
+
+def run_piece(piece: str, args: argparse.Namespace, setup: Setup) -> bool:
     "One piece, in this process; returns whether all of its cases are there."
     if lacks(piece):
         return False
-    record, cases = open_piece(piece, args, deadline)
+    record, cases = open_piece(piece, args, setup)
     there = sum(record.has(case) for case, _ in cases)
     print(f"{piece}: {what_it_is(piece)}")
     takes = "seconds, in the reduced form" if args.reduced else f"about {PIECES[piece]} minutes (a guess)"
@@ -186,50 +216,26 @@ def run_piece(piece: str, args: argparse.Namespace, deadline: float) -> bool:
     return finished
 
 
-def run_at_once(pieces: list[str], args: argparse.Namespace, deadline: float) -> list[str]:
-    "All pieces, their cases in processes that get ready side by side; returns the pieces not at their end."
-    flags = ["--reduced"] * args.reduced + ["--cuda"] * args.cuda + ["--runs", str(args.runs)]
-    for name in ("nanogpt", "build_nanogpt", "data", "steps"):
-        if (value := getattr(args, name)) is not None:
-            flags += ["--" + name.replace("_", "-"), str(value)]
-    records, missed, jobs = {}, {}, []
+def run_in_process(piece: str, words: list[str], setup: Setup) -> bool:
+    "The same in a process of its own: an error of the GPU is over when it ends."
+    if setup.seconds_left <= 0:
+        return False
+    minutes = str(max(0.01, setup.seconds_left / 60))
+    process = subprocess.Popen([sys.executable, __file__, piece, *words, "--minutes", minutes])
+    try:
+        return process.wait() == 0
+    finally:
+        stop([process])
 
-    with tempfile.TemporaryDirectory() as place:
-        for piece in [piece for piece in pieces if not lacks(piece)]:
-            record, cases = open_piece(piece, args, deadline)
-            records[piece] = record
-            missed[piece] = [name for name, _ in cases if not record.has(name)]
-            if missed[piece] and piece not in SPLIT:  # one process, which goes on with the record itself
-                record.write()
-                jobs.append(((piece, None, args.out), ["--out", str(args.out), *only(missed[piece])]))
-            for name in missed[piece] if piece in SPLIT else ():
-                out = Path(place) / str(len(jobs))
-                jobs.append(((piece, name, out), ["--out", str(out), "--only", name]))
 
-        def ended(label, said, status):
-            piece, name, out = label
-            print(f"{piece}, {name or 'all'}: {'at its end' if status == 0 else f'status {status}'}")
-            path = out / f"gpu_{piece}.json"
-            rows = read_json(path)["rows"] if path.exists() else []
-            if name and rows:
-                records[piece].put(name, [{k: v for k, v in row.items() if k != "case"} for row in rows])
-            for row in rows:
-                print(f"    {json.dumps(row)[:300]}", flush=True)
-            if status == 0 and rows:
-                missed[piece] = [other for other in missed[piece] if name and other != name]
-            else:
-                print(said.read_text(errors="replace")[-2000:], flush=True)
-
-        def command(piece, words, minutes):
-            return [sys.executable, __file__, piece, *flags, *words, "--minutes", str(minutes)]
-
-        threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // args.at_once))}
-        processes = [
-            (label, partial(command, label[0], words), threads if label[0] in SPLIT else {})
-            for label, words in jobs
-        ]
-        run_side_by_side(processes, args.at_once, deadline, ended)
-    return [piece for piece in pieces if missed.get(piece, True)]
+def flags_of(args: argparse.Namespace, *names: str) -> list[str]:
+    "The command line's words for these settings, where they were given."
+    words = []
+    for name in names:
+        if name in args.given:
+            value = args.given[name]
+            words += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+    return words
 
 
 def only(names: list[str]) -> list[str]:
@@ -237,8 +243,77 @@ def only(names: list[str]) -> list[str]:
     return ["--only", *names] if names else []
 
 
+def tail(path: Path, most: int = 2000) -> str:
+    "The end of a text, of which there may be very much."
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - most))
+        return file.read().decode(errors="replace")
+
+
+def jobs_of(
+    piece: str, record: Record, missed: list[str], args: argparse.Namespace, place: Path
+) -> list[Job]:
+    "What gets ready side by side: each case, or the piece, which then goes on with the record itself."
+
+    def job(name, out, words, **how):
+        words = [piece, *flags_of(args, *SETTINGS), "--out", str(out), *words]
+        command = [sys.executable, __file__, *words, "--minutes"]
+        return Job((piece, name, out), lambda minutes: [*command, str(minutes)], **how)
+
+    if missed and piece not in SPLIT:
+        record.write()
+        return [job(None, args.out, only(missed), env={}, turn=math.inf)]
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // args.at_once))}
+    return [job(name, place / piece / str(i), only([name]), env=threads) for i, name in enumerate(missed)]
+
+
+def run_at_once(pieces: list[str], args: argparse.Namespace, setup: Setup) -> list[str]:
+    "All pieces, their cases in processes that get ready side by side; returns the pieces not at their end."
+    records, cases, jobs, short, began = {}, {}, [], set(), time.monotonic()
+
+    def ended(label, said, status):
+        piece, name, out = label
+        path, record = out / f"gpu_{piece}.json", records[piece]
+        there = read_json(path) if path.exists() else dict(rows=[], open=[])
+        if name and there["rows"]:
+            rows = [{key: value for key, value in row.items() if key != "case"} for row in there["rows"]]
+            record.put(name, rows, finished=name not in there["open"])
+        elif not name:
+            record.reread()
+        missed = [case for case in ([name] if name else cases[piece]) if not record.has(case)]
+        how = f"not there: {', '.join(missed)} (status {status})" if missed else "there"
+        print(f"{time.monotonic() - began:4.0f} s  {piece}, {name or 'all'}: {how}", flush=True)
+        for row in there["rows"] if name else ():
+            print(f"    {json.dumps(row)[:300]}", flush=True)
+        if missed or not name:
+            print(tail(said), flush=True)
+        if missed and short_of_memory(tail(said, 8000)):
+            short.add(label)
+
+    with tempfile.TemporaryDirectory() as place:
+        for piece in [piece for piece in pieces if not lacks(piece)]:
+            records[piece], found = open_piece(piece, args, setup)
+            cases[piece] = [name for name, _ in found]
+            missed = [name for name in cases[piece] if not records[piece].has(name)]
+            jobs += jobs_of(piece, records[piece], missed, args, Path(place))
+        run_side_by_side(jobs, args.at_once, setup.deadline, ended)
+        # what found no memory beside the others gets all of it
+        run_side_by_side([job for job in jobs if job.label in short], 1, setup.deadline, ended)
+    return [p for p in pieces if p not in records or not all(map(records[p].has, cases[p]))]
+
+
+def measure(pieces: list[str], args: argparse.Namespace, asked: dict, setup: Setup) -> list[str]:
+    "The pieces that are not at their end."
+    if args.at_once:
+        return run_at_once(pieces, args, setup)
+    if len(pieces) == 1:
+        return [piece for piece in pieces if not run_piece(piece, args, setup)]
+    flags = flags_of(args, *SETTINGS, "out", "again", "mended")
+    return [p for p in pieces if not run_in_process(p, [*flags, *only(asked.get(p))], setup)]
+
+
 def main(argv=None) -> int:
-    "0 where every case is there, 3 where the time was over before."
+    "0 where every case is there, 3 where the time was over before, 130 after Ctrl-C, 2 for a wrong word."
     args = parse(argv)
     if args.list:
         for piece, minutes in PIECES.items():
@@ -247,30 +322,31 @@ def main(argv=None) -> int:
     if args.reduced:
         torch.set_num_threads(1)
     pieces = args.pieces or list(PIECES)
-    deadline = time.monotonic() + 60 * args.minutes
-    words = sys.argv[1:] if argv is None else list(argv)
-    flags = [word for word in words if word not in PIECES]
-    left = run_at_once(pieces, args, deadline) if args.at_once else []
-    for piece in () if args.at_once else pieces:
-        if len(pieces) == 1:
-            finished = run_piece(piece, args, deadline)
-        elif time.monotonic() < deadline:  # a process each: an error of the GPU is over when it ends
-            minutes = str(max(0.01, (deadline - time.monotonic()) / 60))
-            command = [sys.executable, __file__, piece, *flags, "--minutes", minutes]
-            finished = subprocess.run(command).returncode == 0
-        else:
-            finished = False
-        left += [] if finished else [piece]
-    if left:
-        once = ("--again", "--mended")
-        again = ["python", "benchmarks/gpu.py", *left, *(flag for flag in flags if flag not in once)]
-        print(f"not at its end: {', '.join(left)}; go on with: {' '.join(again)}")
-    return 3 if left else 0
+    setup = setup_of(args, time.monotonic() + 60 * args.minutes)
+    if argv is None and len(pieces) == 1 and not args.at_once:  # else those do that it starts
+        end_in_time(setup.deadline)
+    status, asked = 3, {}
+    try:
+        asked = asked_for(pieces, args, setup)
+        left = measure(pieces, args, asked, setup)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        if TURNS in os.environ:  # it hangs: where?
+            raise
+        left, status = pieces, 130
+    if left and TURNS not in os.environ:
+        flags = flags_of(args, *SETTINGS, "out", "minutes", "at_once")
+        words = [*left, *flags, *only([name for piece in left for name in asked.get(piece, ())])]
+        line = shlex.join(["python", "benchmarks/gpu.py", *words])
+        print(f"not at its end: {', '.join(left)}; go on with: {line}")
+    return status if left else 0
 
 
 if __name__ == "__main__":
     # the processes that pieces start find the package, too
     places = (str(HERE.parent), os.environ.get("PYTHONPATH"), STAND_INS.name)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that what it has started ends too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what it has started ends too
     sys.exit(main())

@@ -1,18 +1,25 @@
 """benchmarks/gpu.py in its reduced form, on the CPU: every piece runs, goes on, keeps what fails."""
 
+import ast
 import importlib
 import json
 import math
 import os
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
+import torch.nn.functional as F
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -32,8 +39,9 @@ from gpu_pieces import (  # noqa: E402
 )
 from gpu_pieces import tests as test_piece  # noqa: E402
 
+from tinygpt import accumulate_memory  # noqa: E402
 from tinygpt.measure.speed import PEAKS  # noqa: E402
-from tinygpt.support import UserError  # noqa: E402
+from tinygpt.support import PALETTE, UserError, gpu_record  # noqa: E402
 
 
 def run(folder, *words) -> int:
@@ -181,6 +189,27 @@ def test_every_piece_says_what_it_is_and_has_cases(setup, capsys):
         gpu.main(["gardening"])
 
 
+def shown(folder, piece, monkeypatch) -> list[dict]:
+    "The columns of the pages that show a piece's record, after their cells have shown this one."
+    (folder / "benchmarks/results").mkdir(parents=True)
+    shutil.copy(folder / f"gpu_{piece}.json", folder / "benchmarks/results")
+    monkeypatch.setattr(plt, "show", lambda: None)
+    found = []
+    for path in sorted((ROOT / "nbs").rglob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["id"] == "gpu-recorded" and f"gpu_{piece}.json" in source:
+                place = folder / path.parent.relative_to(ROOT)
+                place.mkdir(parents=True, exist_ok=True)
+                monkeypatch.chdir(place)
+                known = dict(gpu_record=gpu_record, plt=plt, PALETTE=PALETTE)
+                known["RESULTS"] = Path("../benchmarks/results")
+                exec(source, known)
+                found.append(known["columns"])
+    plt.close("all")
+    return found
+
+
 # what a row must have, piece by piece; the heavier ones are further down
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -196,7 +225,9 @@ def test_every_piece_says_what_it_is_and_has_cases(setup, capsys):
         ("tests", {"passed", "failed", "skipped", "failures"}),
     ],
 )
-def test_the_reduced_form_of_a_piece_runs(tmp_path, piece, needed):
+def test_the_reduced_form_of_a_piece_runs_and_its_chapter_can_show_the_record(
+    tmp_path, piece, needed, monkeypatch
+):
     assert run(tmp_path, piece) == 0
     found = rows_of(tmp_path, piece)
     assert found and all(needed <= set(row) for row in found)
@@ -204,6 +235,9 @@ def test_the_reduced_form_of_a_piece_runs(tmp_path, piece, needed):
     assert len(errors) < len(found)
     if piece not in ("formats", "attention"):  # there: formats and kernels that a CPU does not have
         assert errors == []
+    for columns in shown(tmp_path, piece, monkeypatch):
+        known = {key for row in found for key in row} | {"memory_gb"}  # which a CPU does not tell
+        assert set(columns.values()) <= known
 
 
 @pytest.mark.slow
@@ -433,7 +467,7 @@ open(sys.argv[1], "w").write(json.dumps([began, ready, goes, over]))
 def turn(place, program=TURN):
     "A process that gets ready, is measured, and writes down when."
     words = [sys.executable, "-c", program, str(place), str(ROOT), str(ROOT / "benchmarks")]
-    return place.name, lambda minutes: words, {}
+    return alone.Job(place.name, lambda minutes: words, {})
 
 
 def side_by_side(jobs, at_once, seconds) -> list[tuple]:
@@ -483,15 +517,217 @@ def test_side_by_side_who_is_not_ready_does_not_keep_the_others_waiting(tmp_path
     assert [(label, status == 0) for label, _, status in ended] == [("slow", False), ("ready", True)]
 
 
-def test_memory_that_others_hold_is_no_finding(monkeypatch, setup):
+HANGS = "import time; time.sleep(1000)"
+
+
+def test_side_by_side_a_turn_that_hangs_is_stopped_and_the_next_one_comes(tmp_path):
+    hangs = turn(tmp_path / "hangs", TURN.replace("time.sleep(0.2)", HANGS))
+    hangs.turn = 1
+    ended = side_by_side([hangs, turn(tmp_path / "next")], 2, 600)
+    assert [(label, status == 0) for label, _, status in ended] == [("hangs", False), ("next", True)]
+    assert "KeyboardInterrupt" in ended[0][1], "it could end what it had started"
+
+
+def test_who_is_alone_in_its_batch_gets_ready_in_its_turn_and_has_time_for_both(tmp_path):
+    compiles = turn(tmp_path / "compiles", TURN.replace("time.sleep(0.2)", "time.sleep(3)"))
+    compiles.turn = 1
+    assert side_by_side([compiles], 2, 600) == [("compiles", "", 0)]
+
+
+@pytest.mark.slow
+def test_side_by_side_who_hangs_after_its_turn_does_not_keep_the_others_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(alone, "PATIENCE", 1)
+    monkeypatch.setattr(alone.Child, "hangs", only_after_a_turn(alone.Child.hangs))
+    ended = side_by_side([turn(tmp_path / "first", TURN + HANGS), turn(tmp_path / "next")], 2, 600)
+    assert [(label, status == 0) for label, _, status in ended] == [("first", False), ("next", True)]
+    assert (tmp_path / "first").exists()
+
+
+def only_after_a_turn(hangs):
+    "On a busy machine to get ready may take longer than this test's patience."
+    return lambda child, waited: child.state == "goes on" and hangs(child, waited)
+
+
+@pytest.mark.slow
+def test_side_by_side_all_are_stopped_when_the_time_has_long_been_over(tmp_path, monkeypatch):
+    began = f"open(sys.argv[1] + '-began', 'w').close(); {HANGS}"
+    first = turn(tmp_path / "first", TURN.replace("time.sleep(0.2)", began))
+    first.turn = math.inf
+
+    def monotonic():
+        return 51.0 + alone.GRACE if (tmp_path / "first-began").exists() else 0.0
+
+    clock = SimpleNamespace(monotonic=monotonic, time=time.time, sleep=time.sleep)
+    monkeypatch.setattr(alone, "time", clock)
+    # stopping takes seconds, and time stands still here
+    monkeypatch.setattr(alone, "stop", lambda processes: [(p.kill(), p.wait()) for p in processes])
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    ended = side_by_side([first, turn(tmp_path / "late"), turn(tmp_path / "next batch")], 2, 50)
+    assert sorted((label, status == 0) for label, _, status in ended) == [("first", False), ("late", False)]
+
+
+def test_a_process_ends_some_time_after_its_deadline_whatever_it_does():
+    program = "import sys, time; sys.path[:0] = sys.argv[1:]; from gpu_pieces import alone; alone.GRACE = 0\n"
+    program += "alone.end_in_time(0.0); time.sleep(1000)"
+    done = subprocess.run([sys.executable, "-c", program, str(ROOT), str(ROOT / "benchmarks")])
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_who_waits_for_turns_ends_when_the_command_that_gives_them_was_killed(tmp_path):
+    program = "import sys, time; sys.path[:0] = sys.argv[1:]; from gpu_pieces import alone\n"
+    program += "alone.end_in_time(time.monotonic() + 1000); print('ready', flush=True); time.sleep(1000)"
+    words = [sys.executable, "-c", program, str(ROOT), str(ROOT / "benchmarks")]
+    command = f"import subprocess; subprocess.Popen({words!r}).wait()"
+    env = os.environ | {alone.TURNS: str(tmp_path)}
+    giver = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, env=env, text=True)
+    assert giver.stdout.readline() == "ready\n"
+    giver.kill()
+    giver.wait()
+    assert giver.stdout.read() == ""  # which comes when nobody holds the pipe any more
+
+
+@pytest.mark.slow
+def test_a_case_alone_in_its_batch_has_no_others(tmp_path):
+    asks = TURN + "from gpu_pieces.alone import with_others; print(with_others())"
+    ended = side_by_side([turn(tmp_path / name, asks) for name in "abc"], 2, 600)
+    assert [said for _, said, _ in ended] == ["True\n", "True\n", "False\n"]
+
+
+def test_what_a_case_measured_beside_others_is_kept_where_a_part_found_no_memory(monkeypatch, setup):
+    def case():
+        def full():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+        how = dict(turns=1, warmup=1, at_least=0)
+        _, errors = clock.take_turns(dict(full=full), "cpu", **how)
+        return [dict(n=1), dict(n=2, error=errors["full"])]
+
+    monkeypatch.setattr(clock, "alone", nullcontext)  # nobody gives turns here
+    monkeypatch.setenv(alone.TURNS, str(setup.folder))
+    written = record.Record("attention", setup)
+    assert not record.run_cases(written, [("with others", case), ("next", lambda: dict(n=3))])
+    found = [row["n"] for row in rows_of(setup.folder, "attention")]
+    assert found == [1, 2, 3] and not written.has("with others") and written.has("next")
+    monkeypatch.delenv(alone.TURNS)
+    assert record.run_cases(record.Record("attention", setup), [("with others", case)])
+    assert (
+        rows_of(setup.folder, "attention")[-1]["error"]
+        == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
+    )
+
+
+def test_at_once_what_found_no_memory_is_tried_again_by_itself(tmp_path, monkeypatch, capsys):
+    batches = []
+
+    def pretended(jobs, at_once, deadline, ended):
+        batches.append(([job.label[1] for job in jobs], at_once))
+        for job in jobs:
+            piece, name, out = job.label
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "said").write_text("x" * 10_000 + "\nOutOfMemoryError: CUDA out of memory.\n")
+            if name == "memory" and at_once > 1:
+                ended(job.label, out / "said", 1)
+            else:
+                rows = dict(rows=[dict(case=name, n=at_once)], open=[])
+                (out / f"gpu_{piece}.json").write_text(json.dumps(rows))
+                ended(job.label, out / "said", 0)
+
+    monkeypatch.setattr(gpu, "run_side_by_side", pretended)
+    assert run(tmp_path, "formats", "--at-once", "3") == 0
+    assert batches[1:] == [(["memory"], 1)] and batches[0][1] == 3
+    assert {row["n"] for row in rows_of(tmp_path, "formats")} == {1, 3}
+    assert len(capsys.readouterr().out) < 5000, "of what a case prints only the end"
+
+
+def test_a_piece_or_a_case_that_is_named_twice_is_measured_once():
+    args = gpu.parse(["step", "attention", "step", "--reduced", "--only", "a", "b", "a"])
+    assert args.pieces == ["step", "attention"] and args.only == ["a", "b"]
+
+
+def test_only_refuses_a_case_that_is_not_there_before_anything_is_measured(tmp_path, pretend, capsys):
+    pretend(one=lambda: dict(n=1), two=lambda: dict(n=2))
+    assert run(tmp_path, "attention", "--only", "three") == 2
+    told = "error: --only: there is no case 'three': choose of attention: one, two\n"
+    assert capsys.readouterr().err == told and not (tmp_path / "gpu_attention.json").exists()
+    assert run(tmp_path, "attention", "--only", "two", "one") == 0
+    assert [row["case"] for row in rows_of(tmp_path, "attention")] == ["two", "one"]
+
+
+def test_the_line_by_which_one_goes_on_can_be_pasted(tmp_path, pretend, capsys, monkeypatch):
+    pretend(**{"T = 1": lambda: dict(n=1), "T = 2": lambda: dict(n=2)})
+    monkeypatch.setattr(gpu, "run_piece", lambda *args: False)
+    assert run(tmp_path, "attention", "--mended", "--only", "T = 2", "--minutes", "3") == 3
+    line = capsys.readouterr().out.rpartition("python benchmarks/gpu.py ")[2]
+    again = gpu.parse(shlex.split(line))
+    assert (again.only, again.minutes, again.out, again.mended) == (["T = 2"], 3, tmp_path, False)
+
+
+def test_after_ctrl_c_what_was_measured_is_there_and_it_says_how_to_go_on(tmp_path, pretend, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    pretend(one=lambda: dict(n=1), two=interrupted)
+    assert run(tmp_path, "attention") == 130
+    assert rows_of(tmp_path, "attention") == [dict(case="one", n=1)]
+    assert "go on with: python benchmarks/gpu.py attention" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["--mended", "--again"])
+def test_who_goes_on_after_an_early_ctrl_c_keeps_the_rows_and_measures_what_was_to_be(
+    tmp_path, pretend, capsys, word
+):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    pretend(one=lambda: dict(ms=1.0), two=lambda: dict(ms=2.0, note="by a script"))
+    run(tmp_path, "attention")
+    path = tmp_path / "gpu_attention.json"
+    if word == "--mended":
+        path.write_text(json.dumps(json.loads(path.read_text()) | dict(code="before")))
+    pretend(one=lambda: dict(ms=1.0), two=interrupted)
+    assert run(tmp_path, "attention", word, "--only", "two") == 130
+    line = capsys.readouterr().out.rpartition("python benchmarks/gpu.py ")[2]
+    pretend(one=lambda: dict(ms=1.0), two=lambda: dict(ms=3.0))
+    assert gpu.main(shlex.split(line)) == 0
+    assert [row["ms"] for row in rows_of(tmp_path, "attention")] == [1.0, 3.0]
+
+
+def test_a_record_that_is_broken_is_told_in_one_line_and_left_alone(tmp_path, pretend, capsys):
+    pretend(one=lambda: dict(n=1))
+    (tmp_path / "gpu_attention.json").write_text('{"rows": [')
+    assert run(tmp_path, "attention") == 2
+    assert "gpu_attention.json is not JSON" in capsys.readouterr().err
+    assert (tmp_path / "gpu_attention.json").read_text() == '{"rows": ['
+
+
+def test_again_measures_the_cases_asked_for_and_keeps_the_rest(tmp_path, pretend):
+    calls = []
+    pretend(
+        one=lambda: calls.append(1) or dict(n=len(calls)), two=lambda: calls.append(2) or dict(n=len(calls))
+    )
+    run(tmp_path, "attention")
+    run(tmp_path, "attention", "--again", "--only", "one")
+    assert rows_of(tmp_path, "attention") == [dict(case="two", n=2), dict(case="one", n=3)]
+
+
+@pytest.mark.parametrize(
+    "error",  # as an H200 on which too many got ready said it
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity"),
+        RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+    ],
+)
+def test_memory_that_others_hold_is_no_finding(monkeypatch, setup, error):
     def fails():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        raise error
 
     written = record.Record("attention", setup)
     record.run_cases(written, [("alone", fails)])
-    assert written.has("alone") and "out of memory" in written.rows[0]["error"]
+    assert written.has("alone") and str(error)[:25] in written.rows[0]["error"]
     monkeypatch.setenv(alone.TURNS, str(setup.folder))
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error)):
         record.run_cases(written, [("with others", fails)])
     assert not written.has("with others")
 
@@ -504,14 +740,37 @@ def test_a_case_that_was_measured_in_another_way_is_measured_again_with_mended(s
     assert kept.has("ours") and not kept.has("by hand")
 
 
+def test_what_was_noted_or_failed_stays_until_it_is_measured_again(setup):
+    old = [
+        ("by hand", dict(ms=1.0, note="by a script")),
+        ("failed", dict(error="RuntimeError")),
+        ("ours", dict(ms=2.0)),
+    ]
+    for case, row in old:
+        record.Record("attention", setup).put(case, [row])
+    setup.mended = True
+    record.Record("attention", setup).put("failed", [dict(ms=3.0)])
+    setup.mended = False  # the next command goes on
+    kept = record.Record("attention", setup)
+    assert {row["case"]: row["ms"] for row in kept.rows} == {"by hand": 1.0, "ours": 2.0, "failed": 3.0}
+    assert kept.has("failed") and not kept.has("by hand")
+
+
 def test_at_once_writes_the_record_that_one_case_after_the_other_writes(tmp_path):
     words = ["formats", "data", "--only", "products of 64", "memory", "loaders alone"]
     assert run(tmp_path / "a", *words, "--at-once", "2") == 0
     assert run(tmp_path / "a", *words, "--at-once", "2") == 0, "all of it is there"
-    for piece in ("formats", "data"):
-        assert run(tmp_path / "b", piece, *words[2:]) == 0
+    for piece, names in (("formats", words[3:5]), ("data", words[5:])):
+        assert run(tmp_path / "b", piece, "--only", *names) == 0
         known = [[(row["case"], row["what"], set(row)) for row in rows_of(tmp_path / x, piece)] for x in "ab"]
         assert known[0] == known[1]
+
+
+@pytest.mark.slow
+def test_several_pieces_have_a_process_each_and_get_their_own_cases(tmp_path):
+    assert run(tmp_path, "formats", "data", "--only", "memory", "loaders alone") == 0
+    found = [{row["case"] for row in rows_of(tmp_path, piece)} for piece in ("formats", "data")]
+    assert found == [{"memory"}, {"loaders alone"}]
 
 
 def test_a_trace_finds_the_idle_time_and_the_longest_kernels(monkeypatch):
@@ -525,8 +784,45 @@ def test_a_trace_finds_the_idle_time_and_the_longest_kernels(monkeypatch):
     found = training.trace(None, "cuda", 2)
     assert found["idle"] == round(1 / 6.5, 4) and found["kernels"] == 4
     assert found["top"][0] == dict(kernel="gemm", ms=1250.0, calls=1.0)
-    assert found["kinds"] == {"matrix products": 1750, "other": 500, "loss": 250, "optimizer": 250}
+    parts = {"matrix products": 1750, "everything else": 250, "norms, stream": 250, "loss": 250}
+    assert found["kinds"] == parts | {"optimizer": 250}
     assert dict(kernel="at::native::multi_tensor_apply_kernel", ms=250.0, calls=0.5) in found["top"]
+
+
+def test_the_page_on_a_step_sorts_kernels_by_the_records_words():
+    cells = json.loads((ROOT / "nbs/more/07_measure_gpu.ipynb").read_text())["cells"]
+    source = next("".join(cell["source"]) for cell in cells if cell["id"] == "took")
+    words = next(node for node in ast.parse(source).body if isinstance(node, ast.Assign))
+    assert list(ast.literal_eval(words.value).items()) == list(training.KINDS.items())
+
+
+@pytest.mark.parametrize("compute", [training.by_comparison, training.whole_by_comparison])
+def test_the_loss_by_comparison_has_torchs_losses_and_gradients(compute):
+    z = torch.randn(6, 40, dtype=torch.float64, requires_grad=True)  # 37 ids and 3 columns of padding
+    targets = torch.tensor([0, 36, -100, 5, 36, 1])
+    losses = F.cross_entropy(z[:, :37], targets, reduction="none")
+    losses.sum().backward()
+    found, dz = compute(z.detach(), targets, 37, 0.0, torch.float64, True)
+    torch.testing.assert_close(found, losses.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(dz, z.grad, rtol=0, atol=1e-12)
+    ours = accumulate_memory._chunk(z.detach().clone(), targets, 37, 0.0, torch.float64, True)
+    torch.testing.assert_close((found, dz), ours, rtol=0, atol=1e-12)
+
+
+def test_a_step_with_the_loss_by_comparison_computes_it_so(setup, monkeypatch):
+    calls = []
+
+    def counted(*args):
+        calls.append(args[0].shape)
+        return training.by_comparison(*args)
+
+    weights = []
+    for how in (dict(), dict(chunk=counted)):
+        step = training.Step(setup, 2, dtype="float32", loss_chunk=40, **how)
+        step()
+        weights.append([p.detach() for p in step.model.parameters()])
+    assert len(calls) == 2 and accumulate_memory._chunk is not counted
+    torch.testing.assert_close(*weights)
 
 
 def test_the_sheet_has_every_gpu_that_the_package_knows():
@@ -604,6 +900,11 @@ def test_a_command_whose_time_is_over_takes_its_processes_with_it():
     assert record.run_until([sys.executable, "-c", sleeper], 2) == ("", None)
     assert time.monotonic() - began < 15
     assert record.run_until([sys.executable, "-c", "print(3); exit(4)"], 60) == ("3\n", 4)
+
+
+def test_what_a_case_starts_is_in_our_session_so_that_it_ends_with_all_of_it():
+    told = "import os; print(os.getsid(0), os.getpgrp() == os.getpid())"
+    assert record.run_until([sys.executable, "-c", told], 60) == (f"{os.getsid(0)} True\n", 0)
 
 
 def test_tokens_to_a_loss_lie_on_the_line_between_two_looks():

@@ -2,18 +2,21 @@
 
 To import, to build and to compile takes a case longer than to measure it, and needs a core, not the GPU. A
 process asks for its turn by a file, and gets it by another one when no process is measured or gets ready.
+What hangs is stopped, wherever it hangs: time on a GPU is dear.
 """
 
+import faulthandler
 import gc
 import os
+import re
 import signal
 import subprocess
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -22,7 +25,10 @@ import torch
 from tinygpt.support import synchronize
 
 TURNS = "TINYGPT_GPU_TURNS"  # names the folder of files, in a process that waits for its turns
-PATIENCE = 150  # seconds for which those who are ready wait for the others
+READY = 300  # seconds in which a process gets ready
+PATIENCE = 200  # of them, where others wait for it
+TURN = 150  # seconds that a turn may take
+GRACE = 120  # seconds after the deadline in which what has begun may be finished: more than tests get
 PARENT = os.getppid()
 _number, _depth = count(), 0
 
@@ -37,26 +43,52 @@ def free_memory():
 
 def with_others() -> bool:
     "Whether other processes get ready meanwhile."
-    return TURNS in os.environ
+    return TURNS in os.environ and not (Path(os.environ[TURNS]) / "by itself").exists()
+
+
+def short_of_memory(said: str) -> bool:
+    "Whether an error, or what a process printed, says so: torch's words, or those of cuBLAS and cuDNN."
+    words = "out of memory|status_alloc_failed|cublas_status_not_initialized|cudnn_status_internal_error"
+    return re.search(words, said.lower()) is not None
 
 
 def crowded(error: BaseException) -> bool:
-    "Whether memory was missing that other processes may have held: no finding, and no row of a record."
-    return with_others() and "out of memory" in str(error).lower()
+    "Whether memory was missing that other processes may have held: that is no finding."
+    return with_others() and short_of_memory(str(error))
+
+
+def end_in_time(deadline: float):
+    """From now on this process ends GRACE seconds after the deadline, whatever it does.
+
+    One that waits for turns ends also when the command that gives them has ended. It says where it was. First
+    it gets a SIGTERM, which lets it end what it has started.
+    """
+    if hasattr(faulthandler, "register"):  # not on Windows
+        faulthandler.register(signal.SIGUSR1)
+
+    def watch():
+        orphan = False
+        while time.monotonic() < deadline + GRACE and not orphan:
+            time.sleep(1)
+            orphan = TURNS in os.environ and os.getppid() != PARENT
+        faulthandler.dump_traceback()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(20)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager
 def alone():
     "Within it nothing else is measured or gets ready. Alone anyway: nothing to wait for."
     global _depth
-    outermost = with_others() and _depth == 0
+    outermost = TURNS in os.environ and _depth == 0
     if outermost:
         folder, number = Path(os.environ[TURNS]), next(_number)
         free_memory()
         (folder / f"waits-{number}").touch()
         while not (folder / f"goes-{number}").exists():
-            if os.getppid() != PARENT:
-                sys.exit("the command that gives the turns has ended")
             time.sleep(0.02)
     _depth += 1
     try:
@@ -84,47 +116,60 @@ def get_ready(work: Callable):
 
 
 @dataclass
-class Child:
-    "A process with one case, and the folder in which it asks for its turns."
+class Job:
+    "A case that gets ready in a process of its own."
 
-    order: int
     label: object  # what the caller knows it by
+    command: Callable[[float], list[str]]  # minutes that are left -> the command
+    env: dict[str, str]  # more of its environment
+    turn: float = TURN  # seconds that it may be measured for
+
+
+@dataclass
+class Child:
+    "The process of a job, and the folder in which it asks for its turns."
+
+    job: Job
     folder: Path
     process: subprocess.Popen
+    by_itself: bool  # then it gets ready in its turn
+    turn: int = -1  # the last one that it asked for
+    state: str = "gets ready"
+    since: float = field(default_factory=time.monotonic)  # in this state
 
-    @property
-    def number(self) -> int:
-        "Of the last turn that it asked for; -1 before the first."
-        return len(list(self.folder.glob("waits-*"))) - 1
-
-    def state(self) -> str:
-        "ended, gets ready (before its first turn), waits, is measured, or goes on (after a turn)."
+    def look(self):
+        "What it does: gets ready (before its first turn), waits, is measured, goes on (after a turn), ended."
+        turn, state = len(list(self.folder.glob("waits-*"))) - 1, "gets ready"
+        for name, then in (("waits", "waits"), ("goes", "is measured"), ("over", "goes on")):
+            if (self.folder / f"{name}-{turn}").exists():
+                state = then
         if self.process.poll() is not None:
-            return "ended"
-        if (number := self.number) < 0:
-            return "gets ready"
-        if (self.folder / f"over-{number}").exists():
-            return "goes on"
-        return "is measured" if (self.folder / f"goes-{number}").exists() else "waits"
-
-    def waited(self) -> float:
-        "Seconds since it asked for its turn."
-        return time.time() - (self.folder / f"waits-{self.number}").stat().st_mtime
+            state = "ended"
+        if (turn, state) != (self.turn, self.state):
+            self.turn, self.state, self.since = turn, state, time.monotonic()
 
     def go(self):
-        (self.folder / f"goes-{self.number}").touch()
+        (self.folder / f"goes-{self.turn}").touch()
+
+    def hangs(self, waited: float) -> bool:
+        "Whether it does, as it seems, where others have waited so many seconds."
+        seconds = time.monotonic() - self.since
+        if self.state == "is measured":
+            return seconds > self.job.turn + READY * self.by_itself
+        return self.state != "waits" and (min(seconds, waited) > PATIENCE or seconds > READY)
 
 
 def run_side_by_side(
-    # (label, minutes that are left -> command, more of its environment), in the order of measuring
-    jobs: list[tuple[object, Callable[[float], list[str]], dict[str, str]]],
+    jobs: list[Job],  # in the order of measuring
     at_once: int,  # processes: so many begin, and when all of them have ended the next
     deadline: float,  # of time.monotonic(): nobody gets a turn after it
     ended: Callable[[object, Path, int], None],  # is told label, file with what was printed, and exit status
 ):
-    """Run the commands; stop those that had no turn before the deadline, or are not ready in time.
+    """Run the commands; stop those that had no turn before the deadline, and those that hang.
 
-    In time: before others have waited PATIENCE seconds. `ended` hears of the stopped ones, too.
+    To get ready takes too long after READY seconds, where others have waited for it after PATIENCE; a turn,
+    where it is longer than its job says; and all, GRACE seconds after the deadline. `ended` hears of the
+    stopped ones, too.
     """
     for first in range(0, len(jobs), at_once):
         if time.monotonic() < deadline:
@@ -132,25 +177,29 @@ def run_side_by_side(
                 _together(jobs[first : first + at_once], Path(place), deadline, ended)
 
 
-def _start(order, label, command, more, folder, minutes) -> Child:
+def _start(job: Job, folder: Path, minutes: float, by_itself: bool) -> Child:
     folder.mkdir()
+    if by_itself:
+        (folder / "by itself").touch()
     with open(folder / "said", "w") as said, heeds_interrupts():
-        env = os.environ | more | {TURNS: str(folder)}
-        process = subprocess.Popen(command(minutes), stdout=said, stderr=subprocess.STDOUT, env=env)
-    return Child(order, label, folder, process)
+        env = os.environ | job.env | {TURNS: str(folder)}
+        process = subprocess.Popen(job.command(minutes), stdout=said, stderr=subprocess.STDOUT, env=env)
+    return Child(job, folder, process, by_itself)
 
 
-def _stop(children: list[Child]):
+def stop(processes: list[subprocess.Popen]):
     "First as Ctrl-C does, so that they end what they have started."
-    for child in children:
-        child.process.send_signal(signal.SIGINT)
+    for process in processes:
+        process.send_signal(signal.SIGINT)
     until = time.monotonic() + 20
-    for child in children:
+    for process in processes:
         try:
-            child.process.wait(max(0, until - time.monotonic()))
+            process.wait(max(0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
+            process.send_signal(signal.SIGUSR1)  # it says where it hangs
+            time.sleep(0.2)
+            process.kill()
+            process.wait()
 
 
 def _together(jobs, place, deadline, ended):
@@ -158,23 +207,29 @@ def _together(jobs, place, deadline, ended):
     children = []
     try:
         for i, job in enumerate(jobs):
-            children.append(_start(i, *job, place / str(i), minutes))
+            children.append(_start(job, place / str(i), minutes, by_itself=len(jobs) == 1))
         while children:
-            states = {child.order: child.state() for child in children}
-            for child in [c for c in children if states[c.order] == "ended"]:
-                children.remove(child)
-                ended(child.label, child.folder / "said", child.process.returncode)
-            waiting = [child for child in children if states[child.order] == "waits"]
-            # what has begun may be finished: a case can need a second turn
-            new = [child for child in waiting if child.number == 0]
-            unready = [child for child in children if states[child.order] == "gets ready"]
-            if time.monotonic() > deadline:
-                _stop(new + unready)
-            elif waiting and max(child.waited() for child in waiting) > PATIENCE:
-                _stop(unready)
-            waiting = [child for child in waiting if child.process.poll() is None]
-            if waiting and len(waiting) == len(children):
+            for child in list(children):
+                child.look()
+                if child.state == "ended":
+                    children.remove(child)
+                    ended(child.job.label, child.folder / "said", child.process.returncode)
+            now = time.monotonic()
+            waiting = [child for child in children if child.state == "waits"]
+            waited = max((now - child.since for child in waiting), default=0)
+            # after the deadline what has begun may be finished: a case can need a second turn
+            new = [
+                child
+                for child in children
+                if child.state == "gets ready" or child in waiting and not child.turn
+            ]
+            late = [child for child in children if child.hangs(waited) or now > deadline and child in new]
+            stop([child.process for child in (children if now > deadline + GRACE else late)])
+            if waiting and len(waiting) == len(children) and not late:
                 waiting[0].go()
             time.sleep(0.02)
     finally:
-        _stop(children)
+        stop([child.process for child in children])
+        for child in children:  # what was at its end, unseen
+            if child.process.returncode == 0:
+                ended(child.job.label, child.folder / "said", 0)

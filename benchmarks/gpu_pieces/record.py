@@ -26,6 +26,7 @@ from tinygpt.measure.speed import datasheet, machine_peak
 from tinygpt.support import read_json
 
 ROOT = Path(__file__).parent.parent.parent
+CROWDED = " (beside other processes)"  # ends an error that is no finding: the case is measured again
 
 
 @dataclass
@@ -99,9 +100,9 @@ def run_until(command: list[str], seconds: float, env: dict | None = None) -> tu
     Then it gets what Ctrl-C sends, so that pytest reports what it has seen, and torchrun ends its workers.
     """
     env = {name: value for name, value in (env or os.environ).items() if name != TURNS}
-    how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-    with heeds_interrupts():
-        process = subprocess.Popen(command, cwd=ROOT, env=env, **how)
+    how = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with heeds_interrupts():  # a group, and no session: that would outlive what ends all of ours
+        process = subprocess.Popen(command, cwd=ROOT, env=env, preexec_fn=os.setpgrp, **how)
     try:
         said, _ = process.communicate(timeout=seconds)
         return said, process.returncode
@@ -161,16 +162,14 @@ def one_line(error: BaseException) -> str:
 
 def told(error: BaseException) -> str:
     "The same of an error that costs a row. Where it was goes to stderr: to mend it one wants to know."
-    if crowded(error):
-        raise error
     traceback.print_exception(error, limit=-6)
-    return one_line(error)
+    return one_line(error) + CROWDED * crowded(error)
 
 
 class Record:
     "The file gpu_PIECE.json: rows, each with the name of its case."
 
-    def __init__(self, piece: str, setup: Setup, again: bool = False):
+    def __init__(self, piece: str, setup: Setup):
         self.name, self.setup = f"gpu_{piece}", setup
         gpu = describe_gpu()
         self.about = dict(
@@ -184,19 +183,28 @@ class Record:
         )
         self.path = setup.folder / f"{self.name}.json"
         self.rows, self.open = [], set()
-        old = read_json(self.path) if self.path.exists() else {}
+        old = self.read()
         same = ("gpu", "gpus", "torch", "reduced") if setup.mended else ("machine", "code", "reduced")
-        if old and all(old.get(key) == self.about.get(key) for key in same) and not again:
+        if old and all(old.get(key) == self.about.get(key) for key in same):
             self.rows, self.open = old["rows"], set(old["open"])
         elif old:
-            print(f"{self.path} is of another machine or state of the code, or --again was said: replaced")
+            print(f"{self.path} is of another machine or state of the code: replaced")
         if setup.mended:
-            # a note: measured in another way than this command does
-            failed = {row["case"] for row in self.rows if "error" in row or "note" in row}
-            self.rows = [row for row in self.rows if row["case"] not in failed]
-            # each of them says where and with what it was measured, where that is not what the record says
+            # a note: measured in another way than this command does. Both stay until it is done
+            self.open |= {row["case"] for row in self.rows if "error" in row or "note" in row}
+            # each row says where and with what it was measured, where that is not what the record says
             was = {key: old[key] for key in ("machine", "code") if old and old[key] != self.about[key]}
             self.rows = [was | row for row in self.rows]
+
+    def read(self) -> dict:
+        "What the file says; nothing where there is none."
+        remedy = "restore it from a copy, or remove it: then all of it is measured again"
+        return read_json(self.path, remedy=remedy) if self.path.exists() else {}
+
+    def reread(self):
+        "Rows that another process has put there."
+        there = self.read()
+        self.rows, self.open = there["rows"], set(there["open"])
 
     def has(self, case: str) -> bool:
         "Whether the case is there, at its end."
@@ -222,6 +230,7 @@ def plain(rows: list[dict] | dict) -> list[dict]:
 
 def run_cases(record: Record, cases: list[tuple[str, Callable]]) -> bool:
     "Run what is not there yet, until the time is over; returns whether all of it is there."
+    all_there = True
     for case, work in cases:
         if record.has(case):
             print(f"  {case}: is there")
@@ -236,12 +245,16 @@ def run_cases(record: Record, cases: list[tuple[str, Callable]]) -> bool:
         except Later as later:
             finished, rows = False, plain(later.rows)
         except Exception as error:  # out of memory, not supported: a row, and the next case
+            if crowded(error):
+                raise
             rows = [dict(error=told(error))]
-        record.put(case, rows, finished)
+        found = CROWDED not in json.dumps(rows)
+        record.put(case, rows, finished and found)
         for row in rows:
             print(f"    {json.dumps(row)[:300]}", flush=True)
         print(f"    {time.monotonic() - began:.0f} s", flush=True)
         free_memory()
         if not finished:
             return False
-    return True
+        all_there = all_there and found
+    return all_there

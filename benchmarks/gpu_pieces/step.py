@@ -16,6 +16,7 @@ from gpu_pieces.peers import build_nanogpt_step, nanogpt_step
 from gpu_pieces.record import told
 from gpu_pieces.training import (
     Step,
+    by_comparison,
     clocked,
     count_syncs,
     gpt2_config,
@@ -23,6 +24,7 @@ from gpu_pieces.training import (
     rows_that_fit,
     speed,
     trace,
+    whole_by_comparison,
 )
 from tinygpt.measure.memory import largest_batch, predict_memory
 from tinygpt.measure.speed import host_reads
@@ -43,6 +45,8 @@ BRANCHES = [
     ("Muon", dict(optimizer="muon")),
     ("whole rows in the loss", dict(whole_rows=True)),
     ("loss in chunks", dict(loss_chunk=8192)),
+    ("chunks by comparison", dict(loss_chunk=8192, chunk=by_comparison)),
+    ("chunks of whole rows", dict(loss_chunk=8192, chunk=whole_by_comparison)),
     ("no biases, as nanoGPT", dict(bias=False)),
     ("activations computed again", dict(checkpoint=True)),
     ("both, for memory", dict(loss_chunk=8192, checkpoint=True)),
@@ -116,8 +120,7 @@ def rung(setup, rows: int, settings: dict, after: str | None) -> dict:
     "One row: a step with these settings."
     forget()
     step = Step(setup, rows, **settings)
-    compiled = settings.get("compile", "off") != "off"
-    found = look(setup, step, rows * step.config.block_size, compiled)
+    found = look(setup, step, rows * step.config.block_size, step.compiled)
     guess = predicted(setup, settings, rows)
     if settings.get("loss_chunk") or settings.get("optimizer") == "muon":
         found.pop("kinds", None)  # the names of their kernels do not tell

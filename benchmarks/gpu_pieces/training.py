@@ -13,6 +13,7 @@ import warnings
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from torch.autograd import DeviceType
 
 from gpu_pieces.alone import alone, with_others
 from gpu_pieces.record import Later, one_line
+from tinygpt import accumulate_memory
 from tinygpt.accumulate import train_step
 from tinygpt.accumulate_memory import checkpoint_blocks
 from tinygpt.checkpoint import checkpoints
@@ -86,6 +88,31 @@ class WholeRows(torch.nn.Module):
         return None, token_loss(logits.masked_fill(padding, float("-inf")), targets, reduction)
 
 
+def by_comparison(z, targets, V, softcap, wide, need_grad, whole=False):
+    """`accumulate_memory._chunk` with a one-hot that is a comparison, and with nothing overwritten.
+
+    A compiler makes no kernel of its own for it, as it does for scatter_add_. With `whole` all columns are
+    read, the padding as -inf.
+    """
+    assert not softcap, "GPT-2 has none"
+    columns = torch.arange(z.shape[1] if whole else V, device=z.device)
+    logits = z.to(wide).masked_fill(columns >= V, float("-inf")) if whole else z[:, :V].to(wide)
+    hit = columns == targets[:, None]  # nowhere for -100
+    top = logits.amax(-1, keepdim=True)
+    powers = (logits - top).exp()
+    total = powers.sum(-1, keepdim=True)
+    picked = logits.masked_fill(~hit, 0).sum(-1, keepdim=True)
+    ignored = (targets == -100)[:, None]
+    losses = (total.log() + top - picked).masked_fill(ignored, 0)[:, 0]
+    dz = (powers / total - hit.to(wide)).masked_fill(ignored, 0).to(z.dtype)
+    return losses, F.pad(dz, (0, z.shape[1] - dz.shape[1])) if need_grad else None
+
+
+def whole_by_comparison(*args):
+    "The same with whole rows."
+    return by_comparison(*args, whole=True)
+
+
 def refuse(said: str):
     "What the trainer takes as it comes, going on without a compiler, would be a wrong name for a row here."
     raise RuntimeError(said)
@@ -109,6 +136,7 @@ class Step:
         padded: bool = True,
         compile: str = "off",  # or "on", "max-autotune"
         loss_chunk: int = 0,
+        chunk=accumulate_memory._chunk,  # what computes the loss of one
         checkpoint: bool = False,
         bias: bool = True,
         whole_rows: bool = False,  # in the loss, padding too: see `WholeRows`
@@ -119,7 +147,8 @@ class Step:
         world = world or World(device=torch.device(setup.device))
         device = str(world.device)
         self.config, self.rows, self.device = replace(gpt2_config(setup), bias=bias), rows, setup.device
-        self.policy, self.tf32 = choose_policy(device, dtype), tf32
+        self.policy, self.tf32, self.compiled = choose_policy(device, dtype), tf32, compile != "off"
+        self.chunk = patch.object(accumulate_memory, "_chunk", chunk)
         torch.manual_seed(0)
         self.model = GPT(self.config).to(device)
         if not padded:
@@ -135,7 +164,7 @@ class Step:
         self.optimizer = way.optimizer
         module = WholeRows(self.model) if whole_rows else way.module
         self.module, said = compile_model(module, compile, None, refuse, setup.backend)
-        if compile != "off" and not isinstance(self.module, CompiledModel):
+        if self.compiled and not isinstance(self.module, CompiledModel):
             refuse(said)
         self.scaler = LossScaler(device, enabled=self.policy.scaler)
         shape = (2, rows, self.config.block_size)
@@ -153,18 +182,19 @@ class Step:
 
     def __call__(self) -> torch.Tensor:
         self.set_precision()
-        loss, _ = train_step(
-            self.module,
-            self.optimizer,
-            self.x,
-            self.y,
-            total=self.way.share_of_targets(self.y),
-            autocast=self.policy.autocast,
-            no_sync=self.way.no_sync,
-            clip=1.0,
-            clip_fn=self.way.clip,
-            scaler=self.scaler,
-        )
+        with self.chunk:
+            loss, _ = train_step(
+                self.module,
+                self.optimizer,
+                self.x,
+                self.y,
+                total=self.way.share_of_targets(self.y),
+                autocast=self.policy.autocast,
+                no_sync=self.way.no_sync,
+                clip=1.0,
+                clip_fn=self.way.clip,
+                scaler=self.scaler,
+            )
         return loss
 
 
@@ -237,18 +267,22 @@ def short_name(kernel: str) -> str:
     return kernel.split("<")[0].split("(")[0][:80]
 
 
-KINDS = {  # what stands in a kernel's name: what it is for. The first that fits
+KINDS = {  # what stands in a kernel's name: what it is for. The first that fits. As on page 07_measure_gpu
     "optimizer|multi_tensor|lpnorm": "optimizer",
-    "norm": "other",  # a compiled norm may have a part of the loss in it
-    "attention|sdpa|flash|fmha|compute_dot_do_o|convert_dq": "attention",
+    "norm": "norms, stream",  # it may have a part of the loss in it
+    "attention|sdpa|cudnn|flash|fmha|compute_dot_do_o|convert_dq": "attention",
     "softmax|logsumexp|nll_loss": "loss",
-    "gemm|nvjet|splitkreduce|cutlass|triton_tem|triton_mm": "matrix products",
+    "gelu": "GELU",
+    "gemm|nvjet|splitk|cutlass|triton_tem|triton_mm": "matrix products",
+    "to_copy_view|native::reduce": "norms, stream",  # the last adds up gradients of their weights
 }
 
 
 def kind_of(kernel: str) -> str:
     "What a kernel of a training step is for, by its name."
-    return next((kind for words, kind in KINDS.items() if re.search(words, kernel.lower())), "other")
+    return next(
+        (kind for words, kind in KINDS.items() if re.search(words, kernel.lower())), "everything else"
+    )
 
 
 def trace(work, device: str, times: int, top: int = 60) -> dict:
