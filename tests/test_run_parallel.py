@@ -17,8 +17,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from events import LAST_RESORT, wait_until
 from lion import Lion
 from safetensors.torch import load_file
@@ -618,6 +620,56 @@ def test_the_table_of_what_combines_with_what(place, parallel, optimizer, dtype,
     config.system.dtype = dtype
     problems = [p for p in config.problems() if "parallel" in p]
     assert bool(problems) == bool(refused) and all(refused in p for p in problems)
+
+
+def unlike(world, folder, words):
+    "What is said where rank 1 differs: in a setting, its text, what its processor can, what is installed."
+    other = folder / "other-words.txt"
+    if world.is_main:
+        other.write_text(words.read_text(encoding="utf-8") + "One line more.\n", encoding="utf-8")
+    dist.barrier()
+    old = run_setup.choose_policy
+    said = {}
+    for what in ("settings", "command", "text", "dtype", "versions", "nothing"):
+        config = make_config(folder, words, f"unlike-{what}", steps=4)
+        how = dict(progress="none")
+        if world.rank == 1:
+            config.run.out = str(folder / "." if what == "nothing" else folder)  # a machine has its own
+            if what == "settings":
+                config.optim.max_steps, config.run.seed = 3, 5
+            if what == "command":
+                how["resume"] = "auto"
+            if what == "text":
+                config.data.source = str(other)
+            if what == "dtype":
+                run_setup.choose_policy = lambda device, name: old(device, "bfloat16")
+            if what == "versions":
+                np.__version__, kept = "1.0", np.__version__
+        try:
+            said[what] = train(config, **how).steps
+        except UserError as error:
+            said[what] = str(error), error.agreed, config.folder.exists()
+        run_setup.choose_policy = old
+        if what == "versions" and world.rank == 1:
+            np.__version__ = kept
+    return said
+
+
+@pytest.mark.slow
+def test_ranks_that_would_train_different_things_are_refused_on_all_before_anything_is_written(place):
+    "They would run on, each on its own, or wait for each other."
+    first, second = run_processes(unlike, 2, *place, timeout=1000)
+    assert first == second and first.pop("nothing") == 4
+    begins = {
+        "settings": "max_steps = 3 on rank 1, 4 on rank 0; seed = 5 on rank 1, 1337 on rank 0: start all",
+        "command": "resume = auto on rank 1, False on rank 0: start all of them with the same command",
+        "text": "text = ",
+        "dtype": "dtype = torch.bfloat16 on rank 1, torch.float32 on rank 0: --dtype float32 works",
+        "versions": "numpy = 1.0 on rank 1, ",
+    }
+    for what, (sentence, agreed, written) in first.items():
+        assert sentence.startswith(f"not the same on all ranks: {begins[what]}"), sentence
+        assert agreed and not written
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
