@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -872,6 +873,41 @@ def test_a_rank_that_stands_still_before_the_first_step_ends_the_others(tmp_path
         ranks[1].communicate()
     assert told in said and "rank 1" in said and "Traceback" not in said, said
     assert ranks[0].returncode == status and not (tmp_path / "runs/laptop").exists()
+
+
+def slow_to_read(world, folder, words):
+    "Rank 0 prepares its text for longer than the others would wait in a step, here four seconds."
+    limits = []
+    read, set_timeout, check_memory = run_setup.open_run_data, run_setup.set_timeout, run_setup.check_memory
+
+    def short_patience(*args):  # what comes right before the text
+        if not limits:
+            dist.barrier()
+            set_timeout(4)
+        check_memory(*args)
+
+    def reading(*args):
+        if world.is_main:
+            time.sleep(9)
+        return read(*args)
+
+    def new_limit(seconds):
+        limits.append(seconds)
+        set_timeout(LAST_RESORT)
+
+    run_setup.check_memory, run_setup.open_run_data, run_setup.set_timeout = (
+        short_patience,
+        reading,
+        new_limit,
+    )
+    run = run_setup.begin_run(make_config(folder, words, "slow"), world=world)
+    return limits, len(run.data.train)
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_one_that_prepares_a_long_text_and_only_there(place):
+    first, second = run_processes(slow_to_read, 2, *place, timeout=LAST_RESORT)
+    assert first == second and first[0] == [86400, 1800] and first[1] > 0
 
 
 def refused_together(world):

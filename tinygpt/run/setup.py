@@ -41,7 +41,7 @@ from tinygpt.checkpoint import (
 from ..checkpoint_open import find_model, keep_tokenizer, open_model
 from ..data.open import make_loader, open_data
 from ..data.tokens import TOKENIZERS, Shards, TokenData, build_tokenizer
-from ..ddp.world import World, init_world
+from ..ddp.world import World, init_world, set_timeout
 from ..document_masks import Apart, was_masked
 from ..evaluate.score import Score, compressor_bits, evaluate
 from ..measure.memory import activation_bytes
@@ -483,10 +483,12 @@ def begin_run(
     weights = on_all(world, lambda: None if resume else initial_model(config))
     fits = partial(check_memory, config, policy.device, world.world_size, training)
     on_all(world, fits)
-    # the first process of a machine fills its cache, then the others read it
+    # the first process of a machine fills its cache, then the others read it: of a large text, after hours
+    set_timeout(86400)
     show = progress and world.is_main
     data = on_all(world, lambda: open_run_data(config, show) if world.local_rank == 0 else None)
     data = on_all(world, lambda: open_run_data(config) if data is None else data)
+    set_timeout(1800)
     on_all(world, lambda: check_vocabulary(config, weights, data))
     on_all(world, lambda: check_borders(config, data))
     on_all(world, fits)  # again: now the vocabulary is known
