@@ -929,5 +929,38 @@ def refused_together(world):
     return dog.heart.state
 
 
+def refused_alike(world, folder, words):
+    "Mistakes that every rank finds by itself, and whether each is marked as one that all ranks know."
+    found = {}
+
+    def ask(name, change=lambda config: None, **how):
+        config = make_config(folder, words, name, parallel="zero" if "lion" in name else "ddp", steps=12)
+        change(config)
+        try:
+            return train(config, progress="none", **how)
+        except UserError as error:
+            found[str(error)[:20]] = getattr(error, "agreed", False)
+
+    def fewer_steps(config):
+        config.optim.max_steps = 5
+
+    def another_mask(config):
+        config.data.mask_documents = True
+
+    ask("alike")
+    ask("alike", fewer_steps, resume=True)
+    ask("alike", another_mask, resume=True)
+    ask("alike-lion", objective=Objective(optimizer=lambda run: Lion(run.model.parameters())))
+    nan = Objective(loss_fn=lambda module, x, y: module(x, y, reduction="sum")[1] * math.nan)
+    ask("alike-nan", objective=nan)
+    return found
+
+
+@pytest.mark.slow
+def test_no_rank_is_said_to_have_failed_for_a_mistake_that_all_ranks_find(place):
+    first, second = run_processes(refused_alike, 2, *place, timeout=LAST_RESORT)
+    assert first == second and len(first) == 4
+
+
 def test_a_sentence_that_all_ranks_say_makes_no_rank_the_dead_one():
     assert run_processes(refused_together, 2, timeout=LAST_RESORT) == ["done", "done"]

@@ -51,7 +51,7 @@ from ..model_hf import load_hf
 from ..precision import LossScaler, Policy, choose_policy
 from .config import TrainConfig, check_memory, find_tokenizer
 from .folder import _kept_objective, check_folder, claim_folder, remove_run
-from .parallel import Single, check_alike, choose_parallel, on_all, on_first
+from .parallel import Single, check_alike, choose_parallel, known_to_all, on_all, on_first
 from .presets import PRESETS, preset
 from .report import read_metrics
 from ..schedule import make_schedule
@@ -550,7 +550,8 @@ def resume_run(
     began, now = saved.get("mask_documents", False), run.config.data.mask_documents
     if now != began:
         told = f"resume: mask_documents = {now}, but the run began with {began}"
-        raise UserError(f"{told}: leave the flag out, or begin another run with --init-from {run.folder}")
+        remedy = f"leave the flag out, or begin another run with --init-from {run.folder}"
+        raise known_to_all(UserError(f"{told}: {remedy}"))
     run.step = saved["step"]
     run.more_rows = saved.get("rows", run.rows) - run.rows  # an older checkpoint does not say
     run.differences = what_differs(saved, run.world.world_size)
@@ -565,7 +566,7 @@ def equip_run(
     o, system, world = run.config.optim, run.config.system, run.world
     if o.max_steps < run.step:
         told = f"max_steps = {o.max_steps}, but the run has made {run.step} steps already"
-        raise UserError(f"{told}: give more, or leave --max-steps and --tokens out")
+        raise known_to_all(UserError(f"{told}: give more, or leave --max-steps and --tokens out"))
     Parallel, run.parallel_line = choose_parallel(system.parallel, world)
     if system.checkpoint_activations:
         checkpoint_blocks(run.model)
