@@ -623,7 +623,8 @@ def open_run(
     """
     config = copy.deepcopy(config.check())
     if objective.loss_fn and objective.needs_logits and config.system.loss_chunk:
-        raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
+        told = "a loss of its own needs the logits, all at once: set loss_chunk = 0"
+        raise known_to_all(UserError(told))
     world = world or init_world(config.system.device, timeout=1800)
     check_ranks(world, config, objective, resume=resume, overwrite=overwrite)
     with ExitStack() as claim:
