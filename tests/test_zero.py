@@ -792,6 +792,7 @@ def test_what_had_a_gradient_elsewhere_is_read_only_where_one_is_lacking_here(mo
     net(torch.arange(5)).square().mean().backward()  # two micro-steps, one of them with everything
     optimizer.finish()
     net(torch.arange(5), use_a=False).square().mean().backward()
+    optimizer.finish()
     optimizer.step()
     assert reads == [(8,)]
 
