@@ -47,16 +47,26 @@ def test_the_command_exports_a_run(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("name", ["tinygpt.export", "tinygpt.data"])
-def test_under_torchrun_one_sentence_says_that_it_is_the_work_of_one_process(name, rank, monkeypatch):
+@pytest.mark.parametrize(
+    "words",
+    ["export a b", "data prepare a b", "chat a", "generate a", "measure a", "whole --data a", "learn reset"],
+)
+def test_of_several_processes_all_are_told_that_it_is_the_work_of_one(words, rank, monkeypatch):
+    name, *argv = words.split()
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    module = importlib.import_module(f"{name}.__main__")
-    with pytest.raises(UserError, match=f"{name} is the work of one process: give .* without torchrun"):
-        module.main.__wrapped__(["prepare", "a", "b"])
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(UserError, match="a |does not exist|is not a setting"):
-        module.main.__wrapped__(["prepare", "a", "b"])
+    main = importlib.import_module(f"tinygpt.{name}.__main__").main.__wrapped__
+    for run_id, speaks in ((None, True), ("1", None)):  # under torchrun rank 0 speaks for all
+        if run_id:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+        told = f"tinygpt.{name} is the work of one process: give .* without torchrun, and without RANK"
+        with pytest.raises(UserError, match=told) as refused:
+            main(argv)
+        assert refused.value.speaks is speaks
+    for name in ("RANK", "WORLD_SIZE"):  # the remedy
+        monkeypatch.delenv(name)
+    with pytest.raises(UserError, match="a |does not exist|is not a setting|name one chapter"):
+        main(argv)
 
 
 def test_what_the_command_wrote_is_opened_here_again(tmp_path, capsys):

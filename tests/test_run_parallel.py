@@ -13,12 +13,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from events import LAST_RESORT, wait_until
 from lion import Lion
 from safetensors.torch import load_file
@@ -620,6 +623,56 @@ def test_the_table_of_what_combines_with_what(place, parallel, optimizer, dtype,
     assert bool(problems) == bool(refused) and all(refused in p for p in problems)
 
 
+def unlike(world, folder, words):
+    "What is said where rank 1 differs: in a setting, its text, what its processor can, what is installed."
+    other = folder / "other-words.txt"
+    if world.is_main:
+        other.write_text(words.read_text(encoding="utf-8") + "One line more.\n", encoding="utf-8")
+    dist.barrier()
+    old = run_setup.choose_policy
+    said = {}
+    for what in ("settings", "command", "text", "dtype", "versions", "nothing"):
+        config = make_config(folder, words, f"unlike-{what}", steps=4)
+        how = dict(progress="none")
+        if world.rank == 1:
+            config.run.out = str(folder / "." if what == "nothing" else folder)  # a machine has its own
+            if what == "settings":
+                config.optim.max_steps, config.run.seed = 3, 5
+            if what == "command":
+                how["resume"] = "auto"
+            if what == "text":
+                config.data.source = str(other)
+            if what == "dtype":
+                run_setup.choose_policy = lambda device, name: old(device, "bfloat16")
+            if what == "versions":
+                np.__version__, kept = "1.0", np.__version__
+        try:
+            said[what] = train(config, **how).steps
+        except UserError as error:
+            said[what] = str(error), error.agreed, config.folder.exists()
+        run_setup.choose_policy = old
+        if what == "versions" and world.rank == 1:
+            np.__version__ = kept
+    return said
+
+
+@pytest.mark.slow
+def test_ranks_that_would_train_different_things_are_refused_on_all_before_anything_is_written(place):
+    "They would run on, each on its own, or wait for each other."
+    first, second = run_processes(unlike, 2, *place, timeout=1000)
+    assert first == second and first.pop("nothing") == 4
+    begins = {
+        "settings": "max_steps = 3 on rank 1, 4 on rank 0; seed = 5 on rank 1, 1337 on rank 0: start all",
+        "command": "resume = auto on rank 1, False on rank 0: start all of them with the same command",
+        "text": "text = ",
+        "dtype": "dtype = torch.bfloat16 on rank 1, torch.float32 on rank 0: --dtype float32 works",
+        "versions": "numpy = 1.0 on rank 1, ",
+    }
+    for what, (sentence, agreed, written) in first.items():
+        assert sentence.startswith(f"not the same on all ranks: {begins[what]}"), sentence
+        assert agreed and not written
+
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -822,6 +875,41 @@ def test_a_rank_that_stands_still_before_the_first_step_ends_the_others(tmp_path
     assert ranks[0].returncode == status and not (tmp_path / "runs/laptop").exists()
 
 
+def slow_to_read(world, folder, words):
+    "Rank 0 prepares its text for longer than the others would wait in a step, here four seconds."
+    limits = []
+    read, set_timeout, check_memory = run_setup.open_run_data, run_setup.set_timeout, run_setup.check_memory
+
+    def short_patience(*args):  # what comes right before the text
+        if not limits:
+            dist.barrier()
+            set_timeout(4)
+        check_memory(*args)
+
+    def reading(*args):
+        if world.is_main:
+            time.sleep(9)
+        return read(*args)
+
+    def new_limit(seconds):
+        limits.append(seconds)
+        set_timeout(LAST_RESORT)
+
+    run_setup.check_memory, run_setup.open_run_data, run_setup.set_timeout = (
+        short_patience,
+        reading,
+        new_limit,
+    )
+    run = run_setup.begin_run(make_config(folder, words, "slow"), world=world)
+    return limits, len(run.data.train)
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_one_that_prepares_a_long_text_and_only_there(place):
+    first, second = run_processes(slow_to_read, 2, *place, timeout=LAST_RESORT)
+    assert first == second and first[0] == [86400, 1800] and first[1] > 0
+
+
 def refused_together(world):
     "What all ranks refuse; rank 1 is slow to leave, and its watchdog looks at rank 0 meanwhile."
 
@@ -839,6 +927,43 @@ def refused_together(world):
                 looks = dog.looks
                 wait_until(lambda: dog.looks > looks + 3, what="some looks")
     return dog.heart.state
+
+
+def refused_alike(world, folder, words):
+    "Mistakes that every rank finds by itself, and whether each is marked as one that all ranks know."
+    found = {}
+
+    def ask(name, change=lambda config: None, **how):
+        config = make_config(folder, words, name, parallel="zero" if "lion" in name else "ddp", steps=12)
+        change(config)
+        try:
+            return train(config, progress="none", **how)
+        except UserError as error:
+            found[str(error)[:20]] = getattr(error, "agreed", False)
+
+    def fewer_steps(config):
+        config.optim.max_steps = 5
+
+    def another_mask(config):
+        config.data.mask_documents = True
+
+    def all_logits(config):
+        config.system.loss_chunk = 0
+
+    ask("alike")
+    ask("alike", fewer_steps, resume=True)
+    ask("alike", another_mask, resume=True)
+    ask("alike-lion", objective=Objective(optimizer=lambda run: Lion(run.model.parameters())))
+    nan = Objective(loss_fn=lambda module, x, y: module(x, y, reduction="sum")[1] * math.nan)
+    ask("alike-chunks", objective=nan)
+    ask("alike-nan", all_logits, objective=nan)
+    return found
+
+
+@pytest.mark.slow
+def test_no_rank_is_said_to_have_failed_for_a_mistake_that_all_ranks_find(place):
+    first, second = run_processes(refused_alike, 2, *place, timeout=LAST_RESORT)
+    assert first == second and list(first.values()) == [True] * 5, first
 
 
 def test_a_sentence_that_all_ranks_say_makes_no_rank_the_dead_one():

@@ -494,6 +494,7 @@ def test_the_memory_that_a_run_asks_for_is_that_of_one_of_its_processes(config, 
     asked = []
     monkeypatch.setattr(run_setup, "check_memory", lambda *given: asked.append(given[2:]))
     monkeypatch.setattr(run_setup, "on_all", lambda world, fn: fn())
+    monkeypatch.setattr(run_setup, "check_alike", lambda *given: None)
     for training in (True, False):
         begin_run(config, world=World(world_size=4), training=training)
     # before the data is read, and once the vocabulary is known

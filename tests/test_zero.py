@@ -6,9 +6,11 @@ The numbers of a 124 M model are counted without allocating it.
 import contextlib
 import copy
 import functools
+import pickle
 import socket
 import struct
 import sys
+import weakref
 
 import pytest
 import torch
@@ -143,6 +145,8 @@ def train(world, kind, dtype, steps=30, native=None, device="cpu"):
         if step % 2 == 0:
             optimizer.finish()  # the other way to accumulate: parts, after each micro-step
         last().backward()
+        if step % 2 == 0:
+            optimizer.finish()
         for rank_losses in losses(alone, step, world.world_size, device):
             for loss in rank_losses:
                 (loss() / world.world_size).backward()
@@ -709,6 +713,56 @@ def test_gradients_are_averaged_by_one_only_a_wrapper_or_a_sharded_optimizer():
             assert sentence.startswith(f"{pair[1]}: {pair[0]} averages these gradients"), (first, sentence)
 
 
+def two_layers(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
+def in_pairs(world):
+    "The largest difference of weights from torch's AdamW on one process, after a few steps of two models."
+    ours, theirs = ([two_layers(1), two_layers(2)] for _ in range(2))
+    how = dict(lr=0.01, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
+    optimizers = [DistAdamW(net.parameters(), **how, bucket_bytes=100) for net in ours]
+    reference = torch.optim.AdamW([p for net in theirs for p in net.parameters()], **how)
+    x = torch.linspace(-1, 1, 8).view(2, 4).double()
+
+    def loss(a, b, step, rank):  # backward comes to them in another order on each rank
+        return (a(b(x + step)) if rank else b(a(x - step))).square().mean()
+
+    for step in range(4):
+        loss(*ours, step, world.rank).backward()
+        for rank in range(world.world_size):
+            (loss(*theirs, step, rank) / world.world_size).backward()
+        for optimizer in (*optimizers, reference):
+            optimizer.step()
+            optimizer.zero_grad()
+    pairs = zip(*([p for net in nets for p in net.parameters()] for nets in (ours, theirs)))
+    return max((p - q).abs().max().item() for p, q in pairs)
+
+
+def test_two_sharded_optimizers_train_as_one_process_in_whatever_order_their_gradients_come():
+    "Their messages have no names: those of one would meet the other's, if they left in backward."
+    assert max(run_processes(in_pairs, 2, timeout=240)) < 1e-12
+
+
+def unfinished(world):
+    "A backward after a finish, on rank 0 only, and no finish after it."
+    net = two_layers(0)
+    optimizer = DistAdamW(net.parameters())
+    net(torch.ones(2, 4).double()).sum().backward()
+    optimizer.finish()
+    if world.rank == 0:
+        net(torch.ones(2, 4).double()).sum().backward()
+    optimizer.clip_gradients(1.0)
+
+
+def test_a_finish_that_lacks_after_the_last_micro_step_is_an_error_not_a_hang():
+    "The rank without a gradient in it waits for something else, until the other one has ended."
+    told = r"rank 0 failed:[^$]*a backward came after .*call finish\(\) after"
+    with pytest.raises(RuntimeError, match=told):
+        run_processes(unfinished, 2, timeout=240)
+
+
 # ---- alone, without processes --------------------------------------------------------------------
 
 
@@ -738,6 +792,7 @@ def test_what_had_a_gradient_elsewhere_is_read_only_where_one_is_lacking_here(mo
     net(torch.arange(5)).square().mean().backward()  # two micro-steps, one of them with everything
     optimizer.finish()
     net(torch.arange(5), use_a=False).square().mean().backward()
+    optimizer.finish()
     optimizer.step()
     assert reads == [(8,)]
 
@@ -772,6 +827,7 @@ def test_a_gradient_that_comes_under_no_sync_after_a_finish_counts():
     optimizer.finish()
     with optimizer.no_sync():
         net(torch.arange(5)).square().sum().backward()
+    optimizer.finish()
     for count in (3, 5):
         alone(torch.arange(count)).square().sum().backward()
     optimizer.step()
@@ -801,6 +857,65 @@ def test_weights_in_buckets_can_be_saved_loaded_and_copied(tmp_path):
     weights = optimizer.reducer.bucket_of[net.emb].weights
     assert torch.equal(twin.emb, net.emb)
     assert net.emb.untyped_storage().data_ptr() == weights.untyped_storage().data_ptr()
+
+
+def test_a_parameter_that_is_no_longer_frozen_is_refused_not_left_untrained():
+    net = Net()
+    optimizer = sharded(net, "adamw")
+    net.frozen.requires_grad_(True)
+    net(torch.arange(5)).square().sum().backward()
+    with pytest.raises(UserError, match="1 parameters were frozen .*make the optimizer after that"):
+        optimizer.step()
+    optimizer.detach()
+    optimizer, before = sharded(net, "adamw"), net.frozen.clone()
+    optimizer.zero_grad()
+    net(torch.arange(5)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(net.frozen, before)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, copy.copy, pickle.dumps])
+def test_a_copy_without_its_buckets_is_refused_and_the_way_to_one_works(how):
+    net, x = Net(), torch.arange(11)
+    optimizer = sharded(net, "muon")
+    F.cross_entropy(net(x), x).backward()
+    optimizer.step()
+    with pytest.raises(UserError, match="cannot be copied or pickled: copy the model, .*everywhere=True"):
+        how(optimizer)
+    twin = copy.deepcopy(net)
+    other = sharded(twin, "muon")
+    other.load_state_dict(optimizer.state_dict(everywhere=True))
+    for model, o in ((net, optimizer), (twin, other)):
+        F.cross_entropy(model(x), x).backward()
+        o.step()
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), twin.parameters()))
+
+
+def test_a_backward_after_the_clipping_must_be_finished_before_the_step():
+    net, alone = Net(), Net()
+    optimizer, reference = sharded(net, "adamw"), single(alone, "adamw")
+    for model in (net, alone):
+        model(torch.arange(5)).square().sum().backward()
+        if model is net:
+            optimizer.clip_gradients(0.0)
+        model(torch.arange(3)).square().sum().backward()
+    for use in (optimizer.step, optimizer.gradient_shards):
+        with pytest.raises(RuntimeError, match=r"call finish\(\) after the last one too, on all ranks"):
+            use()
+    optimizer.finish()
+    optimizer.step()
+    reference.step()
+    torch.testing.assert_close(list(net.parameters()), list(alone.parameters()), atol=1e-14, rtol=0)
+
+
+def test_an_optimizer_that_is_gone_does_not_hold_back_the_next_ones_messages():
+    first = weakref.ref(sharded(Net(), "muon").reducer)
+    net = Net()
+    optimizer = sharded(net, "adamw")
+    second = weakref.ref(optimizer.reducer)
+    del optimizer
+    net(torch.arange(5)).square().sum().backward()  # the hooks that it left do nothing
+    assert first() is second() is None and net.emb.grad is not None
 
 
 def test_two_sharded_optimizers_on_one_model_are_refused_until_the_first_is_detached():

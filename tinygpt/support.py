@@ -456,9 +456,13 @@ def _is_stub(fn) -> bool:
 
 # %% ../nbs/more/00_support.ipynb #command
 def check_alone(name: str) -> None:
-    "UserError if torchrun started several processes for a command that needs only one."
+    "UserError if this process is one of several, but its command needs only one."
     if os.environ.get("RANK", "").isdigit() and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError(f"{name} is the work of one process: give the command without torchrun")
+        remedy = "give the command without torchrun, and without RANK and WORLD_SIZE in the environment"
+        error = UserError(f"{name} is the work of one process: {remedy}")
+        if "TORCHELASTIC_RUN_ID" not in os.environ:  # no rank 0 beside this one, perhaps, to report it
+            error.speaks = True
+        raise error
 
 
 def _speaks() -> bool:

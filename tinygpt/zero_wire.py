@@ -7,6 +7,7 @@ __all__ = ['Wire', 'wait_all', 'Bucket', 'Reducer', 'ShardedOptimizer']
 
 # %% ../nbs/more/15_zero_wire.ipynb #imports
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
@@ -161,8 +162,14 @@ class Bucket:
         self.full = self.works = self.take = None
 
 # %% ../nbs/more/15_zero_wire.ipynb #reducer
+_REDUCERS = weakref.WeakSet()  # those of this process that are at work
+
+
 class Reducer:
-    "Sends each bucket's gradients once they are complete, during backward; in one order on all ranks."
+    """Sends each bucket's gradients once they are complete, during backward; in one order on all ranks.
+
+    Where several are at work, they send in `finish` only: backward may come to them in any order.
+    """
 
     def __init__(
         self,
@@ -172,7 +179,9 @@ class Reducer:
         self.buckets, self.wire = buckets, wire
         self.bucket_of = {p: bucket for bucket in buckets for p in bucket.params}
         self.device = next((p.device for p in self.bucket_of), torch.device("cpu"))
-        self.hooks = [p.register_post_accumulate_grad_hook(self._arrived) for p in self.bucket_of]
+        arrived = weakref.WeakMethod(self._arrived)  # a hook keeps no optimizer alive
+        self.hooks = [p.register_post_accumulate_grad_hook(partial(_call, arrived)) for p in self.bucket_of]
+        _REDUCERS.add(self)
         self.order = list(buckets)
         self.learned = wire.world_size == 1
         self.sync = True
@@ -211,6 +220,8 @@ class Reducer:
             self._launch()
 
     def _launch(self, everything=False):
+        if not everything and self.wire.world_size > 1 and len(_REDUCERS) > 1:
+            return
         while self.launched < len(self.order) and (everything or not self.order[self.launched].missing):
             self.order[self.launched].launch()
             self.launched += 1
@@ -242,6 +253,17 @@ class Reducer:
         self._next_backward()
         self.finished = True
 
+    def close(self):
+        """`finish`, if nobody has called it in this step. All ranks call this.
+
+        RuntimeError if a backward came after it: a rank without a gradient there would not call it again.
+        """
+        if self.had is None:
+            self.finish()
+        elif not self.finished:
+            remedy = "call finish() after the last one too, on all ranks"
+            raise RuntimeError(f"a backward came after a finish() or clip_gradients() of its step: {remedy}")
+
     def _learn_order(self):
         "From now on send in the order in which rank 0 completed them: no bucket waits for a later one."
         late = [b for b in self.order if b not in self.complete]
@@ -250,12 +272,18 @@ class Reducer:
         self.order = [self.buckets[i] for i in order.tolist()]
         self.learned = True
 
+
+def _call(method: weakref.WeakMethod, p):
+    "A hook that does nothing once the object of its method is gone."
+    if call := method():
+        call(p)
+
 # %% ../nbs/more/15_zero_wire.ipynb #sharded
 class ShardedOptimizer(Optimizer):
     """What the optimizers of chapter 15 share.
 
-    Buckets of gradients, one norm over all ranks, a state dict in the single-process form. With two in one
-    process, call the first one's `finish` before the second one's backward, or their messages may mix.
+    Buckets of gradients, one norm over all ranks, a state dict in the single-process form. It cannot be
+    copied or pickled: the weights that it trains lie in its buckets.
     """
 
     def _connect(
@@ -292,7 +320,8 @@ class ShardedOptimizer(Optimizer):
         """Wait until this rank has its part of the mean gradient.
 
         All ranks call it; `clip_gradients`, `step` and so on call it if nobody has. Called after every
-        micro-step, instead of `no_sync`, it adds up parts, not whole gradients: less memory, more traffic.
+        micro-step (the last one too), instead of `no_sync`, it adds up parts, not whole gradients: less
+        memory, more traffic.
         """
         self.reducer.finish()
 
@@ -301,8 +330,7 @@ class ShardedOptimizer(Optimizer):
 
         Every .grad is None afterwards. All ranks call it.
         """
-        if not self.reducer.finished:
-            self.finish()
+        self.reducer.close()
         return [bucket.grad for bucket in self.buckets if bucket.grad is not None and bucket.grad.numel()]
 
     @torch.no_grad()
@@ -333,15 +361,12 @@ class ShardedOptimizer(Optimizer):
 
         Frees the gradients. All ranks call it.
         """
-        if any(p.data_ptr() != place for p, place in self.places.items()):
-            remedy = "make the optimizer after that (detach() lets go of the old one)"
-            raise UserError(f"the model was moved or cast after its sharded optimizer was made: {remedy}")
+        self._check_model()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self.reducer.finished:
-            self.finish()
+        self.reducer.close()
         touched = set(self.reducer.bucket_of)  # parameters with a gradient on some rank
         if not self.reducer.had_all:  # another rank may have what this one lacks: wait for the flags
             had = self.reducer.had.tolist()
@@ -355,6 +380,20 @@ class ShardedOptimizer(Optimizer):
         wait_all(works)
         self.reducer.forget()
         return loss
+
+    def _check_model(self):
+        "UserError if the model is no longer what it was when this optimizer was made."
+        remedy = "make the optimizer after that (detach() lets go of the old one)"
+        if any(p.data_ptr() != place for p, place in self.places.items()):
+            raise UserError(f"the model was moved or cast after its sharded optimizer was made: {remedy}")
+        params = (p for group in self.param_groups for p in group["params"])
+        if late := [p for p in params if p.requires_grad and p not in self.places]:
+            told = f"{len(late)} parameters were frozen when the sharded optimizer was made, and are not now"
+            raise UserError(f"{told}: {remedy}")
+
+    def __getstate__(self):
+        remedy = "copy the model, make an optimizer for the copy, and give it state_dict(everywhere=True)"
+        raise UserError(f"a sharded optimizer cannot be copied or pickled: {remedy}")
 
     def zero_grad(self, set_to_none: bool = True):
         """Forget all gradients. After a backward that was not finished, all ranks call it together.
@@ -370,6 +409,7 @@ class ShardedOptimizer(Optimizer):
         "Take the hooks off the parameters, so that another optimizer can have them."
         for hook in self.reducer.hooks:
             hook.remove()
+        _REDUCERS.discard(self.reducer)
         release_gradients(list(self.reducer.bucket_of))
 
     def state_bytes(self) -> int:

@@ -19,7 +19,7 @@ from .turns import Conversation
 from ..checkpoint_open import open_model
 from ..finetune.template import chat_ids
 from ..precision import choose_device
-from ..support import UserError, _changed_flags, command, parse_options
+from ..support import UserError, _changed_flags, check_alone, command, parse_options
 
 # %% ../../nbs/more/25_chat_command.ipynb #options
 @dataclass
@@ -124,6 +124,7 @@ def check_options(options: Options) -> None:
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.chat RUN`: talk in the terminal. With --serve: a page, and OpenAI's interface."
+    check_alone("tinygpt.chat")
     options = parse_options(Options, argv, "python -m tinygpt.chat")
     check_options(options)
     if options.serve:

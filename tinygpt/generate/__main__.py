@@ -18,7 +18,7 @@ from .sample import check_sampling, context_start, decode_rows, show_rows
 from .speculative import speculative_rows
 from .text import _special_ids, check_stop, prompt_ids, text_rows
 from ..precision import choose_device
-from ..support import UserError, command, parse_options
+from ..support import UserError, check_alone, command, parse_options
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/18_generate_command.ipynb #options
@@ -119,6 +119,7 @@ def open_draft(options: Options, tokenizer: Tokenizer, device):
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.generate RUN --prompt ...`: one text is streamed, several are written in a batch."
+    check_alone("tinygpt.generate")
     options = parse_options(Options, argv, "python -m tinygpt.generate")
     check_sampling(options.temperature, options.top_k, options.top_p)
     check_stop(options.stop)

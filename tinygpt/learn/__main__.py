@@ -18,7 +18,7 @@ import tyro
 from . import folder as notebooks
 from .book import exercises_of, find_chapters, find_project
 from .session import check, train
-from ..support import UserError, command, parse_options
+from ..support import UserError, check_alone, command, parse_options
 
 # %% ../../nbs/more/learn_command.ipynb #commands
 Positional, arg = tyro.conf.Positional, tyro.conf.arg
@@ -188,6 +188,7 @@ def main(argv: list[str]) -> int | None:
     options = parse_options(Options, ours, "python -m tinygpt.learn", config=PLAIN_NAMES)
     if isinstance(options.command, Train):
         return train(trainers, options.folder)[0]
+    check_alone("tinygpt.learn")
     return options.command.run(options.folder)
 
 

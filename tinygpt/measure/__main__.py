@@ -18,7 +18,7 @@ from .memory import available_memory, largest_batch
 from .plan import Plan, measure_training_flops, plan, plan_one, sized_config
 from .speed import si
 from ..model import GPTConfig
-from ..support import UserError, command, parse_options, read_json
+from ..support import UserError, check_alone, command, parse_options, read_json
 
 # %% ../../nbs/more/07_measure_command.ipynb #options
 @dataclass
@@ -255,6 +255,7 @@ def assumptions(
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.measure [RUN] --tokens 100M`: prints the table."
+    check_alone("tinygpt.measure")
     place, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     model, default, rows, system = options_of_run(place) if place else (None, Options(), 0, {})
     options = parse_options(Options, flags, "python -m tinygpt.measure [RUN]", default=default)

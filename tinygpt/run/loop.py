@@ -34,7 +34,7 @@ from ..evaluate.score import Score
 from ..generate.text import stream_text
 from ..measure.speed import StepMeter, describe, flops_per_token, promised_peak
 from .config import EvalConfig
-from .parallel import any_rank, on_first
+from .parallel import any_rank, known_to_all, on_first
 from .report import RunLog, metric_sinks, plot_losses, read_metrics, write_report
 from tinygpt.run.setup import (
     Run,
@@ -220,13 +220,14 @@ class Log:
             self.say(f"{which} ({self.bad_in_a_row} in a row now)")
 
     def give_up(self, why: str):
-        "End the run: a UserError, and a line in the log."
+        "End the run, on all ranks: a UserError, and a line in the log."
         config = self.run.config
         rates = f"learning_rate = {config.optim.learning_rate}"
         if config.optim.optimizer == "muon":
             rates += f" and muon_lr = {config.optim.muon_lr}"
         self.say(f"step {self.run.step}: {why}: given up")
-        raise UserError(f"{why}: lower {rates}; {last_words(config, self.run.objective.resumed_by)}")
+        way_on = last_words(config, self.run.objective.resumed_by)
+        raise known_to_all(UserError(f"{why}: lower {rates}; {way_on}"))
 
     def _median(self) -> dict:
         "The reading with the median speed; empty if there was none."

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['LossFn', 'NEXT_TOKEN', 'open_run_data', 'compare_with_compressors', 'initial_model', 'check_vocabulary',
            'check_borders', 'begins_masked', 'mask_lines', 'first_words', 'choose_prompt', 'go_on_command',
-           'last_words', 'check_same', 'Objective', 'kept_settings', 'check_begun', 'Run', 'begin_run', 'resume_run',
-           'equip_run', 'next_token_loader', 'open_run', 'take_folder', 'write_config', 'validation_rows', 'judge_of',
-           'score_run']
+           'last_words', 'check_same', 'Objective', 'kept_settings', 'check_begun', 'Run', 'begin_run', 'check_ranks',
+           'resume_run', 'equip_run', 'next_token_loader', 'open_run', 'take_folder', 'write_config', 'validation_rows',
+           'judge_of', 'score_run']
 
 # %% ../../nbs/more/19_run_setup.ipynb #imports
 import copy
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import __version__
 from ..accumulate_memory import ChunkedLossGPT, checkpoint_blocks
 from ..attention import fastest_attention
 from tinygpt.checkpoint import (
@@ -40,7 +41,7 @@ from tinygpt.checkpoint import (
 from ..checkpoint_open import find_model, keep_tokenizer, open_model
 from ..data.open import make_loader, open_data
 from ..data.tokens import TOKENIZERS, Shards, TokenData, build_tokenizer
-from ..ddp.world import World, init_world
+from ..ddp.world import World, init_world, set_timeout
 from ..document_masks import Apart, was_masked
 from ..evaluate.score import Score, compressor_bits, evaluate
 from ..measure.memory import activation_bytes
@@ -50,7 +51,7 @@ from ..model_hf import load_hf
 from ..precision import LossScaler, Policy, choose_policy
 from .config import TrainConfig, check_memory, find_tokenizer
 from .folder import _kept_objective, check_folder, claim_folder, remove_run
-from .parallel import Single, choose_parallel, on_all, on_first
+from .parallel import Single, check_alike, choose_parallel, known_to_all, on_all, on_first
 from .presets import PRESETS, preset
 from .report import read_metrics
 from ..schedule import make_schedule
@@ -482,13 +483,18 @@ def begin_run(
     weights = on_all(world, lambda: None if resume else initial_model(config))
     fits = partial(check_memory, config, policy.device, world.world_size, training)
     on_all(world, fits)
-    # the first process of a machine fills its cache, then the others read it
+    # the first process of a machine fills its cache, then the others read it: of a large text, after hours
+    set_timeout(86400)
     show = progress and world.is_main
     data = on_all(world, lambda: open_run_data(config, show) if world.local_rank == 0 else None)
     data = on_all(world, lambda: open_run_data(config) if data is None else data)
+    set_timeout(1800)
     on_all(world, lambda: check_vocabulary(config, weights, data))
     on_all(world, lambda: check_borders(config, data))
     on_all(world, fits)  # again: now the vocabulary is known
+    same = dict(text=data.fingerprint, tokenizer=data.tokenizer.fingerprint, **asdict(config.model))
+    check_alike(world, same, "bring the same text and the same weights to all of them")
+    check_alike(world, {"dtype": str(policy.dtype)}, "--dtype float32 works on all of them")
     config.eval.prompt = on_all(world, lambda: choose_prompt(config, data))
     policy.apply()  # nothing was refused, and the first matrix product comes now
     peak = machine_peak(policy.device, policy.dtype)
@@ -498,6 +504,26 @@ def begin_run(
     if world.rank:  # dropout differs from row to row, so it must differ from rank to rank
         torch.manual_seed(config.run.seed + world.rank)
     return Run(config, world, policy, peak, data, model, model.num_params())
+
+
+# a machine may have its own: where things lie, and what it computes on
+_OF_A_MACHINE = {"out", "source", "tokenizer", "init_from", "device", "threads"}
+
+
+def check_ranks(
+    world: World,
+    config: TrainConfig,
+    objective: Objective = NEXT_TOKEN,
+    **flags,  # of the command
+) -> None:
+    "UserError if the ranks have other versions, or were not started with the same settings."
+    versions = dict(tinygpt=__version__, torch=torch.__version__, numpy=np.__version__)
+    check_alike(world, versions, "install the same versions on all machines")
+    settings = [group for group in asdict(config).values() if isinstance(group, dict)]
+    named = {name: value for group in settings for name, value in group.items()}
+    asked = {name: value for name, value in named.items() if name not in _OF_A_MACHINE}
+    aim = dict(command=objective.command, **objective.parts, **objective.settings)
+    check_alike(world, asked | aim | flags, "start all of them with the same command")
 
 
 def _place_model(model: GPT, config: TrainConfig, policy: Policy) -> GPT:
@@ -524,7 +550,8 @@ def resume_run(
     began, now = saved.get("mask_documents", False), run.config.data.mask_documents
     if now != began:
         told = f"resume: mask_documents = {now}, but the run began with {began}"
-        raise UserError(f"{told}: leave the flag out, or begin another run with --init-from {run.folder}")
+        remedy = f"leave the flag out, or begin another run with --init-from {run.folder}"
+        raise known_to_all(UserError(f"{told}: {remedy}"))
     run.step = saved["step"]
     run.more_rows = saved.get("rows", run.rows) - run.rows  # an older checkpoint does not say
     run.differences = what_differs(saved, run.world.world_size)
@@ -539,7 +566,7 @@ def equip_run(
     o, system, world = run.config.optim, run.config.system, run.world
     if o.max_steps < run.step:
         told = f"max_steps = {o.max_steps}, but the run has made {run.step} steps already"
-        raise UserError(f"{told}: give more, or leave --max-steps and --tokens out")
+        raise known_to_all(UserError(f"{told}: give more, or leave --max-steps and --tokens out"))
     Parallel, run.parallel_line = choose_parallel(system.parallel, world)
     if system.checkpoint_activations:
         checkpoint_blocks(run.model)
@@ -596,8 +623,10 @@ def open_run(
     """
     config = copy.deepcopy(config.check())
     if objective.loss_fn and objective.needs_logits and config.system.loss_chunk:
-        raise UserError("a loss of its own needs the logits, all at once: set loss_chunk = 0")
+        told = "a loss of its own needs the logits, all at once: set loss_chunk = 0"
+        raise known_to_all(UserError(told))
     world = world or init_world(config.system.device, timeout=1800)
+    check_ranks(world, config, objective, resume=resume, overwrite=overwrite)
     with ExitStack() as claim:
         # rank 0 holds the folder until `claim` is closed: here after an error, otherwise in `Run.close`
         on_first(world, lambda: claim.enter_context(claim_folder(config.folder)))
@@ -692,12 +721,14 @@ def score_run(
     config = copy.deepcopy(config.check())
     if not resume and not config.run.init_from:
         raise UserError("eval_only: there are no weights to score: name a run with --resume, or --init-from")
+    world = init_world(config.system.device, timeout=1800)
+    check_ranks(world, config, resume=resume)
     if resume:
         check_folder(config.folder, resume, overwrite=False)
         find_tokenizer(config, config.folder)
     elif begins_masked(config):
         config.data.mask_documents = True
-    run = begin_run(config, resume, progress, training=False)
+    run = begin_run(config, resume, progress, world, training=False)
     if resume:
         resume_run(run)
     splits = {"training": run.data.train, "validation": run.data.val}

@@ -32,7 +32,7 @@ from ..model import GPT
 from ..precision import choose_device
 from ..reinforce.policy import Answer, draw_answers
 from ..run.report import read_metrics, smooth
-from ..support import PALETTE, UserError, atomic_path, command, parse_options, read_json
+from ..support import PALETTE, UserError, atomic_path, check_alone, command, parse_options, read_json
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/25_whole_command.ipynb #options
@@ -427,6 +427,7 @@ def run_all(options: Options) -> Iterator[tuple[Stage, dict]]:
 @command
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.whole`: 0 when all stages are done or one was stopped in order, 2 after a mistake."
+    check_alone("tinygpt.whole")
     options = parse_options(Options, argv, "python -m tinygpt.whole")
     if options.questions < len(TASKS):
         raise UserError(f"questions = {options.questions}: one for each of the {len(TASKS)} tasks at least")
