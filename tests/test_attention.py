@@ -349,7 +349,8 @@ def test_fused_asks_for_the_cheapest_kernel_that_is_right(
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     fused_attention(*qkv(T, S), causal, window)
     [(k, kw)] = calls
-    assert (kw["is_causal"], kw["attn_mask"] is not None, k.size(2)) == (is_causal, has_mask, keys)
+    asked = dict(is_causal=kw["is_causal"], mask=kw["attn_mask"] is not None, keys=k.size(2))
+    assert asked == dict(is_causal=is_causal, mask=has_mask, keys=keys)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="looks for the name of the CPU kernel")

@@ -488,3 +488,13 @@ def test_an_endless_loop_is_not_blamed_on_a_right_function_that_it_calls(project
     add = "for _ in range(10**5): pass\n    return a + b"
     result, _ = verdicts(project, seconds=1.0, add=add, total=slow)
     assert states(result)["add"] == "passes" and "(it was in total)" in result["total"].why
+
+
+def test_a_value_that_pytest_only_numbers_is_told(project):
+    test = "@pytest.mark.parametrize('x, y', [({1}, 3), ({2}, 4)])\ndef test_it(x, y):\n"
+    test += "    assert toy.add(*x, 2) == y\n"
+    project.joinpath("tests/test_toys_toy.py").write_text(
+        f"import pytest\nfrom tinygpt.toys import toy\n\n\n{test}"
+    )
+    result, _ = verdicts(project, add="return a + b - (a == 2)", holes=("total", "scale"))
+    assert result["add"].why.startswith("it[x = {2}-4]: assert 3 == 4")

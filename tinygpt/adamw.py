@@ -40,7 +40,7 @@ def adamw_update(
 
 # %% ../nbs/10_adamw.ipynb #checks
 def check_adamw(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    "UserError that names all of these settings which cannot work."
+    "UserError that names all of these settings which cannot work; betas are two numbers."
     problems = []
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         if not 0 <= value < math.inf:

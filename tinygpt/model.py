@@ -24,7 +24,7 @@ from .tokenizer import pad_vocab
 
 # %% ../nbs/06_model.ipynb #rope
 def rope_table(n_pos: int, head_dim: int, theta: float = 10000.0) -> torch.Tensor:
-    "Cosines and sines of RoPE's angles for positions 0 .. n_pos-1: (2, n_pos, head_dim / 2), in float32."
+    "Cosines and sines of angles (in float64) at positions 0 .. n_pos-1: (2, n_pos, head_dim/2), in float32."
     first = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu")  # 2i, for each pair i
     speed = theta ** (-first / head_dim)  # radians per position
     angle = torch.arange(n_pos, dtype=torch.float64, device="cpu")[:, None] * speed
@@ -279,7 +279,7 @@ def token_loss(
     # over the counted targets; none: (B, T) with 0 where not counted
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> torch.Tensor:
-    "Cross-entropy in float32 (float64 for float64 logits); over no targets at all the mean is 0."
+    "Cross-entropy in float32 (or float64); over no targets at all the mean is 0. UserError for other shapes."
     if logits.dim() != 3:
         raise UserError(
             f"logits are {tuple(logits.shape)}: they need three dimensions, (B, T, V); "

@@ -130,6 +130,15 @@ class Raises:
         return right
 
 
+def readable(nodeid, params):
+    "The test's name with values in it where pytest only numbers them: bad = {'lr': -1} for bad0."
+    name, bracket, ids = nodeid.partition("[")
+    for key, value in params.items():
+        shown = f"{key} = {value!r:.80}"
+        ids = re.sub(rf"(?<![^-]){key}\\d+(?=[-\\]])", lambda match: shown, ids)
+    return name + bracket + ids
+
+
 def raises(expected_exception, *args, match=None, **more):
     named = getattr(expected_exception, "__name__", "")
     if named == "UserError" and match is not None and not args:
@@ -191,6 +200,8 @@ def pytest_runtest_makereport(item, call):
         if report.failed:
             error = f"{call.excinfo.typename}: {call.excinfo.value}"
             what |= dict(error=error[:2000], frames=ours(positions(call.excinfo.traceback)))
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            what |= dict(readable=readable(report.nodeid, params))
         if REWORDED:
             what |= dict(reworded=REWORDED[:])
             REWORDED.clear()
@@ -355,7 +366,8 @@ class Verdict:
 
 def _sentence(result: dict) -> str:
     "The name of a test, which is a sentence."
-    return result["test"].split("::")[-1].removeprefix("test_").replace("_", " ")
+    name, bracket, values = result.get("readable", result["test"]).partition("[")
+    return name.split("::")[-1].removeprefix("test_").replace("_", " ") + bracket + values
 
 
 def _said(result: dict) -> str:
