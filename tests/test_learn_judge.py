@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -498,3 +499,13 @@ def test_a_value_that_pytest_only_numbers_is_told(project):
     )
     result, _ = verdicts(project, add="return a + b - (a == 2)", holes=("total", "scale"))
     assert result["add"].why.startswith("it[x = {2}-4]: assert 3 == 4")
+
+
+def test_of_several_failures_that_hypothesis_finds_the_first_is_told_with_an_example(project):
+    test = "@settings(database=None)\n@given(x=st.integers(1, 9))\ndef test_it(x):\n"
+    test += "    if x < 4:\n        assert toy.add(x, 1) == x + 1\n    assert toy.add(x, 2) == x + 2\n"
+    imports = "from hypothesis import given, settings, strategies as st\nfrom tinygpt.toys import toy\n\n\n"
+    project.joinpath("tests/test_toys_toy.py").write_text(imports + test)
+    result, _ = verdicts(project, add="return a - b", holes=("total", "scale"))
+    why = result["add"].why
+    assert re.fullmatch(r"it: assert -?\d+ == .* \(an example: x=\d\)", why), why

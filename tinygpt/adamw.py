@@ -175,7 +175,7 @@ def implementation_of(optimizer: torch.optim.Optimizer) -> str:
 
 # %% ../nbs/10_adamw.ipynb #impl-keep
 def keep_implementation(optimizer: torch.optim.Optimizer):
-    "Let no checkpoint choose the implementation by its groups, which hold its run's flags; it is not changed."
+    "Let no checkpoint choose the implementation: its groups hold its own run's flags. It is not changed."
     flags = [{k: g[k] for k in ("fused", "foreach") if k in g} for g in optimizer.param_groups]
 
     def put_back(_, saved):

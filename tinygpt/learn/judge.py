@@ -139,6 +139,15 @@ def readable(nodeid, params):
     return name + bracket + ids
 
 
+def example_in(notes):
+    "The arguments with which hypothesis saw the test fail."
+    for note in notes:
+        if re.match("Falsifying example|Failing test case", note):
+            inside = note.partition("(")[2].rpartition(")")[0]
+            return re.sub(r"\\s+", " ", re.sub(r"  # .*", "", inside)).strip(" ,")
+    return ""
+
+
 def raises(expected_exception, *args, match=None, **more):
     named = getattr(expected_exception, "__name__", "")
     if named == "UserError" and match is not None and not args:
@@ -198,7 +207,11 @@ def pytest_runtest_makereport(item, call):
         what = dict(test=report.nodeid, outcome=report.outcome, seconds=round(call.duration, 4))
         what |= dict(ran=ran(), fixtures=sorted(FIXTURES))
         if report.failed:
-            error = f"{call.excinfo.typename}: {call.excinfo.value}"
+            first = call.excinfo.value
+            while getattr(first, "exceptions", None):  # hypothesis found more than one
+                first = first.exceptions[0]
+            error = f"{type(first).__name__}: {first}"
+            what |= dict(example=example_in(getattr(first, "__notes__", ())))
             what |= dict(error=error[:2000], frames=ours(positions(call.excinfo.traceback)))
             params = item.callspec.params if hasattr(item, "callspec") else {}
             what |= dict(readable=readable(report.nodeid, params))
@@ -384,6 +397,8 @@ def _said(result: dict) -> str:
     error = re.sub(r"<built-in method (\w+) of [^>]*>", r"\1", error)
     error = re.sub(r"\s+", " ", error).removeprefix("AssertionError: ")
     error = error.replace(" Use -v to get more diff", "")[:400]
+    if result.get("example"):
+        error += f" (an example: {result['example'][:200]})"
     error += EXPORT if re.search(r"NameError: name '\w+' is not defined", error) else ""
     return f"{test}: {error}{BITS if re.search('torchs_.*bit_for_bit', result['test']) else ''}"
 
