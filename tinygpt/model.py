@@ -382,7 +382,7 @@ class GPT(nn.Module):
         return self
 
     def features(self, idx, cache=None, mask=None):  # as in forward
-        "(B, T, C): all of the model but its head."
+        "(B, T, C): all of the model but its head. UserError for ids not (B, T), or more than block_size."
         if idx.dim() != 2:
             raise UserError(f"ids are {tuple(idx.shape)}: give (B, T); ids[None] makes a batch of one row")
         c, T = self.config, idx.shape[1]
@@ -416,7 +416,7 @@ class GPT(nn.Module):
         # bool, spreads to (B, n_head, T, S): False hides a key besides the later ones; None: the cache's own
         mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits (B, T, vocab_size), and the loss where there are targets.
+        """Logits (B, T, vocab_size), in float32 where capped, and the loss where there are targets.
 
         The gradient comes through the loss then, and not through the logits.
         """
