@@ -148,6 +148,7 @@ def train_step(
     """
     scaled = scaler is not None and scaler.is_enabled()
     optimizer.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)  # what the optimizer does not have counts in the norm, too
     scale = scaler.scale if scaled else _as_it_is
     loss = accumulate_gradients(model, x, y, micro_batch_size, total, autocast, scale, no_sync)
     if scaled:
