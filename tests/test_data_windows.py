@@ -107,6 +107,7 @@ def test_behind_the_last_token_there_is_padding_that_is_no_id_and_no_target():
     x, y = to_batch(rows, torch.device("cpu"))
     assert x.tolist() == [[10, 11, 12, 13], [17, 18, 19, 0]]
     assert y.tolist() == [[11, 12, 13, 14], [18, 19, -100, -100]]
+    assert rows.tolist() == [[10, 11, 12, 13, 14], [17, 18, 19, -100, -100]]  # as it was given
 
 
 # windows of a grid, each once
