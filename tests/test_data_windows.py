@@ -193,6 +193,15 @@ def test_a_run_may_go_on_with_another_batch_size():
     assert max(pairs(one_epoch).values()) == 1
 
 
+def test_epochs_are_counted_in_parts():
+    loader = ShardLoader(np.arange(81), 2, 10)  # eight windows
+    seen = [loader.epoch]
+    for _ in range(5):
+        next(loader)
+        seen.append(loader.epoch)
+    assert seen == [0, 0.25, 0.5, 0.75, 1, 1.25]
+
+
 def test_epochs_and_seeds_differ_in_order_where_shuffled_and_not_where_not():
     tokens = np.arange(1001, dtype=np.uint16)
 

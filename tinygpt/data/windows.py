@@ -203,7 +203,7 @@ class ShardLoader:
 
     @property
     def epoch(self) -> float:
-        "Epochs given so far."
+        "Epochs given so far, parts of one too."
         return self.window / self.n_windows
 
     def starts(self, window: int, count: int) -> np.ndarray:
