@@ -27,6 +27,7 @@ from tinygpt.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
+    merge_pair,
     merges_to_vocab,
     pad_vocab,
     train_bpe,
@@ -190,6 +191,14 @@ def brute_force(texts, n_merges, pattern):
                     p[i : i + 2] = [new]
                 i += 1
     return merges
+
+
+@quick
+@given(st.lists(st.integers(0, 2), max_size=12), st.tuples(st.integers(0, 2), st.integers(0, 2)))
+def test_a_pair_is_merged_as_bytes_are_replaced_and_the_ids_stay_as_they_are(ids, pair):
+    before = list(ids)
+    assert bytes(merge_pair(ids, pair, 9)) == bytes(ids).replace(bytes(pair), b"\x09")
+    assert ids == before
 
 
 @quick

@@ -25,7 +25,7 @@ from .support import UserError, atomic_path, cache_dir
 
 # %% ../nbs/02_tokenizer.ipynb #merge-pair
 def merge_pair(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
-    "`ids` with each occurrence of `pair`, from the left, replaced by `new`."
+    "A new list: `ids` with each occurrence of `pair`, from the left, replaced by `new`."
     out, i = [], 0
     while i < len(ids):
         hit = i + 1 < len(ids) and (ids[i], ids[i + 1]) == pair
