@@ -366,6 +366,13 @@ def test_what_is_no_string_is_refused(bpe, not_text):
             attempt(not_text)
 
 
+def test_of_bytes_that_are_only_partly_text_the_text_is_encoded_as_text(bpe):
+    text, more = "the people of the ", " United States 😀"
+    assert len(bpe.encode(text)) < len(text.encode())
+    mixed = [*bpe.encode(text), bpe.single[0xFF], bpe.single[0xE2], *bpe.encode(more)]
+    assert bpe.encode_bytes(text.encode() + b"\xff\xe2" + more.encode()) == mixed
+
+
 def test_a_character_never_seen_is_named_with_its_place():
     with pytest.raises(UserError, match=r"text\[3\] is 'z'"):
         CharTokenizer.train("abc").encode("abcz")
