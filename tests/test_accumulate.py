@@ -463,6 +463,17 @@ def test_a_step_is_accumulating_clipping_and_stepping_bit_for_bit(name, clip, ba
         assert_same_state(state_of(one, optimizer), state_of(other, by_hand))
 
 
+def test_gradients_of_parameters_that_the_optimizer_does_not_have_do_not_pile_up_in_the_norm(batch):
+    model = small_gpt()
+    optimizer = torch.optim.SGD([model.ln_f.weight], lr=0.0)  # the rest needs a gradient all the same
+    norms = [train_step(model, optimizer, *batch)[1] for _ in range(3)]
+    model.zero_grad()
+    model(*batch)[1].backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    for norm in norms:
+        torch.testing.assert_close(norm, expected)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_state(name, value, batch):

@@ -221,6 +221,15 @@ def test_each_role_is_what_its_name_says(name):
         assert (roles[n] == "vector") == (p.dim() < 2)
 
 
+def test_a_role_is_what_a_parameter_is_and_not_what_its_name_sounds_like():
+    parts = dict(table=nn.Embedding(3, 2), wte=nn.Linear(2, 2), old_lm_head=nn.Linear(2, 2))
+    model = nn.ModuleDict(dict(**parts, part=nn.ModuleDict(dict(lm_head=nn.Linear(2, 3)))))
+    roles = {"table.weight": "embedding", "wte.weight": "matrix", "old_lm_head.weight": "matrix"}
+    roles |= {"part.lm_head.weight": "head"}
+    roles |= dict.fromkeys(("wte.bias", "old_lm_head.bias", "part.lm_head.bias"), "vector")
+    assert parameter_roles(model) == roles
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_multipliers_reach_the_steps_of_every_implementation(implementation):
     model = GPT(VARIANTS["modern"])
@@ -312,6 +321,24 @@ def test_the_implementation_that_is_reported_is_the_one_that_runs(implementation
     found = {mark for mark in marks.values() if mark in sent.names}
     # our own may use any operations, but on one tensor at a time
     assert found - {"addcdiv_"} == set() if name == "own" else found == {marks[name]}
+
+
+def test_the_groups_say_what_runs_also_where_the_optimizer_was_made_with_other_flags():
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))], fused=True)
+    saved = torch.optim.AdamW([nn.Parameter(torch.ones(2))], foreach=True).state_dict()
+    optimizer.load_state_dict(saved)  # with nothing to keep its own flags
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+    with Operations() as sent:
+        optimizer.step()
+    assert "_foreach_addcdiv_" in sent.names and implementation_of(optimizer) == "foreach"
+
+
+def test_a_checkpoint_that_was_loaded_is_what_it_was():
+    saved = torch.optim.AdamW([nn.Parameter(torch.ones(2))], foreach=True).state_dict()
+    before = copy.deepcopy(saved)
+    optimizer, _ = make_adamw([nn.Parameter(torch.ones(2))], "for-loop")
+    optimizer.load_state_dict(saved)
+    assert saved == before and implementation_of(optimizer) == "for-loop"
 
 
 @pytest.mark.parametrize("second", IMPLEMENTATIONS)

@@ -107,6 +107,7 @@ def test_behind_the_last_token_there_is_padding_that_is_no_id_and_no_target():
     x, y = to_batch(rows, torch.device("cpu"))
     assert x.tolist() == [[10, 11, 12, 13], [17, 18, 19, 0]]
     assert y.tolist() == [[11, 12, 13, 14], [18, 19, -100, -100]]
+    assert rows.tolist() == [[10, 11, 12, 13, 14], [17, 18, 19, -100, -100]]  # as it was given
 
 
 # windows of a grid, each once
@@ -190,6 +191,15 @@ def test_a_run_may_go_on_with_another_batch_size():
     assert small.n_windows == 33 and sum(pairs(first + rest).values()) > 90
     one_epoch = first + rest[:2] + [(x[:1], y[:1]) for x, y in rest[2:]]  # 8 + 24 + 1 windows
     assert max(pairs(one_epoch).values()) == 1
+
+
+def test_epochs_are_counted_in_parts():
+    loader = ShardLoader(np.arange(81), 2, 10)  # eight windows
+    seen = [loader.epoch]
+    for _ in range(5):
+        next(loader)
+        seen.append(loader.epoch)
+    assert seen == [0, 0.25, 0.5, 0.75, 1, 1.25]
 
 
 def test_epochs_and_seeds_differ_in_order_where_shuffled_and_not_where_not():

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -371,3 +372,140 @@ def test_a_process_that_left_the_group_is_ended_too():
     child = int(parent.stdout.readline())
     judge_module.end_group(parent)
     wait_until(lambda: not alive(child))
+
+
+PICKY = """class UserError(ValueError): pass
+
+
+def check(x):
+    if x < 0:
+        raise UserError(f"x = {x} is below 0: take another")
+
+
+def root(x):
+    "The root of x. UserError below 0."
+    check(x)
+    return x**0.5
+
+
+def half(x):
+    "Half of x. UserError for an odd number."
+    if x % 2:
+        raise UserError(f"x = {x} is odd: take an even one")
+    return x // 2
+"""
+PICKY_TESTS = """import pytest
+from tinygpt.toys import toy
+
+
+def test_below_0_there_is_no_root():
+    with pytest.raises(toy.UserError, match="x = -4 is below 0"):
+        toy.root(-4)
+    with pytest.raises(toy.UserError, match="x = -4 is below 0"):
+        toy.check(-4)
+
+
+def test_odd_numbers_have_no_half():
+    with pytest.raises(toy.UserError, match="x = 3 is odd") as error:
+        toy.half(3)
+    assert "3" in str(error.value)
+    with pytest.raises(ZeroDivisionError, match="division"):
+        1 / 0
+    assert toy.half(4) == 2
+"""
+
+
+@pytest.fixture
+def picky(project):
+    (project / "tinygpt/toys/toy.py").write_text(PICKY)
+    (project / "tests/test_toys_toy.py").write_text(PICKY_TESTS)
+    parts = [f"class {PICKY.split('class ')[1].split(chr(10))[0]}", *PICKY.split("\n\n\n")[1:]]
+    cells = [{"cell_type": "code", "id": "module", "metadata": {}, "source": "#| default_exp toys.toy"}]
+    for i, part in enumerate(parts):
+        cells.append({"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": f"#| export\n{part}"})
+    page = project / "nbs/more/05_toy.ipynb"
+    page.write_text(json.dumps({"cells": cells, "metadata": {}}))
+
+    def wrote(**bodies):
+        chapter = read_notebook(page)
+        nb = copy.deepcopy(chapter)
+        for cell in nb["cells"]:
+            for name, body in bodies.items():
+                if f"def {name}(" in cell["source"]:
+                    head, doc, _ = cell["source"].split('"', 2)
+                    cell["source"] = f'{head}"{doc}"\n    {body}'
+        return {v.name: v for v in judge(project, read_work(nb, chapter, "05_toy"), None, 10.0)}
+
+    return wrote
+
+
+def test_an_error_in_the_learners_own_words_passes_and_the_packages_are_told(picky):
+    result = picky(
+        half="assert_even(x)\n    return x // 2\n\n\ndef assert_even(x):\n    if x % 2:\n"
+        "        raise UserError(f'{x} cannot be halved')"
+    )
+    assert states(result)["half"] == "passes"
+    assert result["half"].why == judge_module.REWORDED + "odd numbers have no half: 'x = 3 is odd'"
+    assert result["root"].why == ""
+
+
+@pytest.mark.parametrize(
+    "body, why",
+    [
+        ("return x // 2", "DID NOT RAISE"),
+        ("raise UserError('never')", "never"),
+        (
+            "if x % 2:\n        raise ValueError(f'x = {x} is odd')\n    return x // 2",
+            "ValueError: x = 3 is odd",
+        ),
+        ("if x % 2:\n        raise UserError('odd')\n    return x // 2", "assert '3' in 'odd'"),
+    ],
+)
+def test_an_error_that_is_missing_always_there_of_another_kind_or_says_too_little_fails(picky, body, why):
+    result = picky(half=body)
+    assert states(result)["half"] == "fails" and why in result["half"].why
+
+
+def test_the_packages_own_sentence_about_a_wrong_value_is_no_rewording(picky):
+    result = picky(root="check(2 * x)\n    return x**0.5")
+    assert states(result)["root"] == "fails" and "x = -8 is below 0" in result["root"].why
+
+
+def test_a_function_that_no_test_reached_because_another_is_wrong_is_judged_without_that(project):
+    loop = "result = 0\n    for item in items:\n        result = add(result, item)\n    return result"
+    tests = "from tinygpt.toys import toy\n\n\ndef test_it():\n    assert toy.scale(toy.add(1, 1)) == 20\n"
+    tests += "    assert toy.total([toy.scale(1), 2]) == 12\n"
+    (project / "tests/test_toys_toy.py").write_text(tests)
+    result, _ = verdicts(project, add="return nothing", total=loop, holes=("unused", "elsewhere"))
+    expected = dict(add="fails", total="passes", scale="passes", elsewhere="hole", unused="hole")
+    assert states(result) == expected
+    assert result["add"].why.endswith(judge_module.EXPORT)
+    wrong, _ = verdicts(project, add="return nothing", total="return 7", holes=("unused", "elsewhere"))
+    assert states(wrong) == expected | {"total": "fails"}
+
+
+def test_an_endless_loop_is_not_blamed_on_a_right_function_that_it_calls(project):
+    slow = "result = 0\n    while True:\n        result = add(result, 1)"
+    add = "for _ in range(10**5): pass\n    return a + b"
+    result, _ = verdicts(project, seconds=1.0, add=add, total=slow)
+    assert states(result)["add"] == "passes" and "(it was in total)" in result["total"].why
+
+
+def test_a_value_that_pytest_only_numbers_is_told(project):
+    test = "@pytest.mark.parametrize('x, y', [({1}, 3), ({2}, 4)])\ndef test_it(x, y):\n"
+    test += "    assert toy.add(*x, 2) == y\n"
+    project.joinpath("tests/test_toys_toy.py").write_text(
+        f"import pytest\nfrom tinygpt.toys import toy\n\n\n{test}"
+    )
+    result, _ = verdicts(project, add="return a + b - (a == 2)", holes=("total", "scale"))
+    assert result["add"].why.startswith("it[x = {2}-4]: assert 3 == 4")
+
+
+def test_of_several_failures_that_hypothesis_finds_the_first_is_told_with_an_example(project):
+    test = "@settings(database=None)\n@given(x=st.integers(1, 9))\ndef test_it(x):\n"
+    test += "    if x < 4:\n        assert toy.add(x, 1) == x + 1\n    assert toy.add(x, 2) == x + 2\n"
+    imports = "from hypothesis import given, settings, strategies as st\nfrom tinygpt.toys import toy\n\n\n"
+    project.joinpath("tests/test_toys_toy.py").write_text(imports + test)
+    result, _ = verdicts(project, add="return a - b", holes=("total", "scale"))
+    why = result["add"].why
+    assert re.fullmatch(r"it: assert -?\d+ == .* \(an example: x=\d\)", why), why

@@ -868,3 +868,12 @@ def test_the_exact_gelu_is_a_choice_and_gpt2s_stays_the_default():
     torch.testing.assert_close(exact(x), exact.c_proj(nn.GELU()(exact.c_fc(x))))
     torch.testing.assert_close(tanh(x), tanh.c_proj(nn.GELU("tanh")(tanh.c_fc(x))))
     assert (exact(x) - tanh(x)).abs().max() > 1e-6
+
+
+def test_no_gradient_flows_through_the_cache():
+    cache = KVCache(GPTConfig.llama(vocab_size=9, block_size=8, n_layer=1, n_head=2, n_embd=8), 1)
+    k = torch.randn(1, 2, 3, 4, requires_grad=True)
+    for _ in range(2):
+        held = cache.extend(0, k, 2 * k)
+        assert not any(t.requires_grad for t in (*held, cache.k, cache.v))
+        cache.length += 3

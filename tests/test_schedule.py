@@ -147,7 +147,7 @@ def test_the_published_runs_in_steps_of_half_a_million_tokens():
 @pytest.mark.parametrize(
     "bad, words",
     [
-        (dict(kind="linear"), "schedule = linear"),
+        (dict(kind="linear"), "schedule = '?linear"),
         (dict(max_steps=0), "max_steps = 0"),
         (dict(max_steps=-5), "max_steps = -5"),
         (dict(max_steps=10, warmup_steps=10), "warmup_steps = 10"),

@@ -27,6 +27,7 @@ from tinygpt.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
+    merge_pair,
     merges_to_vocab,
     pad_vocab,
     train_bpe,
@@ -193,6 +194,14 @@ def brute_force(texts, n_merges, pattern):
 
 
 @quick
+@given(st.lists(st.integers(0, 2), max_size=12), st.tuples(st.integers(0, 2), st.integers(0, 2)))
+def test_a_pair_is_merged_as_bytes_are_replaced_and_the_ids_stay_as_they_are(ids, pair):
+    before = list(ids)
+    assert bytes(merge_pair(ids, pair, 9)) == bytes(ids).replace(bytes(pair), b"\x09")
+    assert ids == before
+
+
+@quick
 @given(st.lists(some_text, max_size=4), st.integers(0, 40))
 def test_the_trainer_equals_brute_force(texts, n):
     assert train_bpe(texts, 257 + n) == brute_force(texts, n, SPLIT_PATTERN)
@@ -355,6 +364,13 @@ def test_what_is_no_string_is_refused(bpe, not_text):
     for attempt in (bpe.encode, ByteTokenizer().encode, lambda t: BPETokenizer.train([t], 257)):
         with pytest.raises(UserError, match=f"type {type(not_text).__name__}"):
             attempt(not_text)
+
+
+def test_of_bytes_that_are_only_partly_text_the_text_is_encoded_as_text(bpe):
+    text, more = "the people of the ", " United States 😀"
+    assert len(bpe.encode(text)) < len(text.encode())
+    mixed = [*bpe.encode(text), bpe.single[0xFF], bpe.single[0xE2], *bpe.encode(more)]
+    assert bpe.encode_bytes(text.encode() + b"\xff\xe2" + more.encode()) == mixed
 
 
 def test_a_character_never_seen_is_named_with_its_place():

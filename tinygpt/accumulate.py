@@ -107,8 +107,9 @@ def step_unless(
 ) -> None:
     """`optimizer.step()`, or nothing: weights and state stay as they are, to the last bit.
 
-    Muon, CombinedOptimizer and torch's fused optimizers look at `found_inf` on the device, and nobody waits.
-    Others count their steps on the host: for them the number is read there.
+    Muon and CombinedOptimizer (`step` takes it as an argument) and torch's fused optimizers (an attribute
+    during the step, as torch's GradScaler sets it) look at it on the device, and nobody waits. Others count
+    their steps on the host: for them the number is read there.
     """
     if "found_inf" in inspect.signature(optimizer.step).parameters:
         optimizer.step(found_inf=found_inf)
@@ -147,6 +148,7 @@ def train_step(
     """
     scaled = scaler is not None and scaler.is_enabled()
     optimizer.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)  # what the optimizer does not have counts in the norm, too
     scale = scaler.scale if scaled else _as_it_is
     loss = accumulate_gradients(model, x, y, micro_batch_size, total, autocast, scale, no_sync)
     if scaled:

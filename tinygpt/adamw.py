@@ -40,7 +40,7 @@ def adamw_update(
 
 # %% ../nbs/10_adamw.ipynb #checks
 def check_adamw(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    "UserError that names all of these settings which cannot work."
+    "UserError that names all of these settings which cannot work; betas are two numbers."
     problems = []
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         if not 0 <= value < math.inf:
@@ -175,7 +175,7 @@ def implementation_of(optimizer: torch.optim.Optimizer) -> str:
 
 # %% ../nbs/10_adamw.ipynb #impl-keep
 def keep_implementation(optimizer: torch.optim.Optimizer):
-    "Let no checkpoint choose the implementation: its groups hold the flags of the run that wrote it."
+    "Let no checkpoint choose the implementation: its groups hold its own run's flags. It is not changed."
     flags = [{k: g[k] for k in ("fused", "foreach") if k in g} for g in optimizer.param_groups]
 
     def put_back(_, saved):

@@ -131,11 +131,11 @@ def _keep(shape, dropout, seed, like):
 def tiled_forward(
     q: torch.Tensor,  # (B, n_head, T, head_dim)
     k: torch.Tensor,  # (B, n_kv_head, S, head_dim)
-    v: torch.Tensor,  # (B, n_kv_head, S, head_dim)
+    v: torch.Tensor,  # (B, n_kv_head, S, head_dim); its head_dim may be another
     causal: bool = True,  # query i sees keys j <= i + S - T
     window: int | None = None,  # and of those only the last `window`
     dropout: float = 0.0,  # probability of dropping a weight after the softmax
-    seed: int = 0,  # where the dropout's random numbers start
+    seed: int = 0,  # of the dropout; a tile has `seed` + its first row (of q) · S + its first column (of k)
     block: int = 128,  # queries and keys in a tile
 ) -> tuple[torch.Tensor, torch.Tensor]:  # y (B, n_head, T, head_dim), log-sum-exp (B, n_head, T)
     "Attention tile by tile: the T×S matrix never exists. Autograd does not follow."
@@ -244,7 +244,10 @@ def tiled_attention(
     dropout: float = 0.0,  # probability of dropping a weight after the softmax
     block: int = 128,  # queries and keys in a tile; any T and S will do
 ) -> torch.Tensor:  # (B, n_head, T, head_dim)
-    "Flash attention (Dao et al., https://arxiv.org/abs/2205.14135) in PyTorch: the T×S matrix never exists."
+    """Flash attention (Dao et al., https://arxiv.org/abs/2205.14135) in PyTorch: the T×S matrix never exists.
+
+    Autocast does to q, k and v what it does for PyTorch's own attention.
+    """
     if torch.is_autocast_enabled(q.device.type):  # what autocast does for PyTorch's own attention
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
@@ -340,7 +343,7 @@ IMPLEMENTATIONS = {"naive": naive_attention, "tiled": tiled_attention, "fused": 
 def attention(
     q: torch.Tensor,  # (B, n_head, T, head_dim): the queries of the LAST T of S positions
     k: torch.Tensor,  # (B, n_kv_head, S, head_dim); n_kv_head divides n_head
-    v: torch.Tensor,  # (B, n_kv_head, S, head_dim)
+    v: torch.Tensor,  # (B, n_kv_head, S, head_dim); its head_dim may be another, and is y's
     causal: bool = True,  # query i sees keys j <= i + S - T
     window: int | None = None,  # and of those only the last `window`, oneself included
     dropout: float = 0.0,  # probability of dropping a weight after the softmax; pass 0 when not training

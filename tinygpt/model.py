@@ -24,7 +24,7 @@ from .tokenizer import pad_vocab
 
 # %% ../nbs/06_model.ipynb #rope
 def rope_table(n_pos: int, head_dim: int, theta: float = 10000.0) -> torch.Tensor:
-    "Cosines and sines of RoPE's angles for positions 0 .. n_pos-1: (2, n_pos, head_dim / 2), in float32."
+    "Cosines and sines of angles (in float64) at positions 0 .. n_pos-1: (2, n_pos, head_dim/2), in float32."
     first = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu")  # 2i, for each pair i
     speed = theta ** (-first / head_dim)  # radians per position
     angle = torch.arange(n_pos, dtype=torch.float64, device="cpu")[:, None] * speed
@@ -279,7 +279,7 @@ def token_loss(
     # over the counted targets; none: (B, T) with 0 where not counted
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> torch.Tensor:
-    "Cross-entropy in float32 (float64 for float64 logits); over no targets at all the mean is 0."
+    "Cross-entropy in float32 (or float64); over no targets at all the mean is 0. UserError for other shapes."
     if logits.dim() != 3:
         raise UserError(
             f"logits are {tuple(logits.shape)}: they need three dimensions, (B, T, V); "
@@ -382,7 +382,7 @@ class GPT(nn.Module):
         return self
 
     def features(self, idx, cache=None, mask=None):  # as in forward
-        "(B, T, C): all of the model but its head."
+        "(B, T, C): all of the model but its head. UserError for ids not (B, T), or more than block_size."
         if idx.dim() != 2:
             raise UserError(f"ids are {tuple(idx.shape)}: give (B, T); ids[None] makes a batch of one row")
         c, T = self.config, idx.shape[1]
@@ -416,7 +416,7 @@ class GPT(nn.Module):
         # bool, spreads to (B, n_head, T, S): False hides a key besides the later ones; None: the cache's own
         mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits (B, T, vocab_size), and the loss where there are targets.
+        """Logits (B, T, vocab_size), in float32 where capped, and the loss where there are targets.
 
         The gradient comes through the loss then, and not through the logits.
         """

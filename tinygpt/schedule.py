@@ -32,7 +32,11 @@ SCHEDULES = {"cosine": _cosine, "trapezoid": _trapezoid, "constant": _constant}
 
 # %% ../nbs/11_schedule.ipynb #schedule-problems
 def schedule_problems(kind, max_steps, warmup_steps, final, cooldown) -> list[str]:
-    "What is wrong with these settings, a sentence each; empty if nothing is."
+    """What is wrong with these settings, a sentence each; empty if nothing is.
+
+    A sentence names field and value, as in "max_steps = 0", with the trainer's fields: kind is `schedule`,
+    and final is `final_lr`.
+    """
     problems = []
     if kind not in SCHEDULES:
         problems.append(f"schedule = {kind} is not known: use {' or '.join(SCHEDULES)}")
@@ -87,7 +91,7 @@ def make_schedule(
 def batch_ramp(
     full: int,  # tokens of the full batch: its rows times block_size
     start: int,  # tokens of the first batch
-    ramp_tokens: int,  # tokens seen when the batch becomes full; GPT-3: 4 to 12 billion
+    ramp_tokens: int,  # tokens seen when the batch becomes full, 0: at once; GPT-3: 4 to 12 billion
     # every batch is a multiple of this: rows of a micro-batch times ranks times block_size
     multiple: int = 1,
 ) -> Callable[[int], int]:

