@@ -564,6 +564,11 @@ def test_of_equally_good_ones_the_oldest_is_best_and_a_damaged_best_gives_way(tm
     assert find_checkpoint(tmp_path, best=True).name == "step_3" and "step_2" in capsys.readouterr().out
 
 
+def test_bytes_are_counted_by_the_size_of_each_kind_of_number():
+    tree = {"a": [torch.zeros(3, dtype=torch.float64), {"b": torch.zeros(2, dtype=torch.int8)}], "c": 5}
+    assert tensor_bytes(tree) == 3 * 8 + 2
+
+
 def test_keeping_none_is_refused(run):
     with pytest.raises(UserError, match="keep = 0"):
         prune(run, 0)

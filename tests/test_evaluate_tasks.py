@@ -352,6 +352,11 @@ def test_a_file_that_does_not_exist_is_named(tmp_path):
             list(read_rows(str(tmp_path / name)))
 
 
+def test_the_second_half_of_a_context_is_capitalized_as_the_harness_does_it():
+    row = SWAG | dict(ctx_a="A man waits.", ctx_b="he sees Tom", activity_label="Waiting")
+    assert hellaswag_item(row).context == "Waiting: A man waits. He sees tom"  # str.capitalize
+
+
 def test_the_last_word_is_what_follows_the_last_space():
     assert lambada_item({"text": "it is well-known"}) == Item("it is", [" well-known"], 0)
     with pytest.raises(ValueError):
