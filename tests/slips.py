@@ -1724,6 +1724,16 @@ SLIPS = [
     ),
     Slip("muon", "newton_schulz", "beta=b, alpha=c", "beta=c, alpha=b", "coefficients swapped"),
     Slip(
+        "muon",
+        "newton_schulz",
+        "min(step, len(schedule) - 1)",
+        "step % len(schedule)",
+        "the list of polynomials begins again",
+    ),
+    Slip("muon", "Muon.step", "self.dtype, found_inf", "self.dtype", "a bad step counts"),
+    Slip("muon", "CombinedOptimizer.step", "o.step()", "o.step(closure)", "each part asks the closure"),
+    Slip("muon", "by_kind", "dict(group)", "group", "the caller's groups are changed"),
+    Slip(
         "muon_polar",
         "polar_express",
         "center * b / s**3",
@@ -2695,6 +2705,7 @@ SLIPS = [
         "a blank is an answer",
     ),
     Slip("scaling", "Law.optimum", "(self.beta / both)", "(self.alpha / both)", "the other term's exponent"),
+    Slip("scaling", "fit_law", "badness.argmin()", "0", "the first start alone"),
     Slip(
         "scaling", "Law.loss", "np.power(tokens, self.beta)", "np.power(tokens, self.alpha)", "one exponent"
     ),
@@ -2977,6 +2988,13 @@ SLIPS = [
         "chosen - rejected",
         "rejected - chosen",
         "the rejected answer is preferred",
+    ),
+    Slip(
+        "prefer.dpo",
+        "bradley_terry_loss",
+        "F.logsigmoid(chosen - rejected)",
+        "torch.sigmoid(chosen - rejected).log()",
+        "infinite where the sigmoid underflows",
     ),
     Slip(
         "prefer.dpo",

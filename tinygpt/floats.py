@@ -251,7 +251,11 @@ def bit_string(
 def format_table(
     formats: tuple[FloatFormat, ...] = FORMATS,  # one row each
 ) -> str:
-    "The formats side by side, as text: bits, largest and smallest numbers, spacing at 1, decimal digits."
+    """The formats side by side, as text, in columns as wide as they need:
+
+    name, bits, exponent and mantissa bits; `max`, `smallest_normal`, `smallest_subnormal` and `eps`, to three
+    digits each; the decimal digits that 1 + mantissa bits are worth, to one place.
+    """
     head = ["format", "bits", "exponent", "mantissa"]
     head += ["largest", "smallest normal", "smallest", "gap at 1", "digits"]
     rows = [head]

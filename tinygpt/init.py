@@ -81,7 +81,7 @@ def init_weights(
 ) -> nn.Module:
     """Set every parameter of `model` by its role: embedding, hidden, residual or head matrix.
 
-    Biases are 0 and norms 1. Returns the model.
+    Biases are 0 (of "torch": drawn as their weights are) and norms 1. Returns the model.
     """
     _check_scheme(scheme)
     if n_layer < 1:

@@ -315,7 +315,10 @@ def make_optimizer(
     implementation: str = "auto",  # of AdamW, see `make_adamw`
     dtype: torch.dtype | None = None,  # of the products of Newton-Schulz; None: see `newton_schulz_dtype`
 ) -> tuple[torch.optim.Optimizer, str]:
-    "(the optimizer of these groups for one process, one line that says what runs)."
+    """(the optimizer of these groups for one process, one line that says what runs).
+
+    The line has the number of matrices, their format, and AdamW's implementation.
+    """
     muon, adamw = by_kind(groups)
     rest, name = make_adamw(adamw, implementation)
     if not muon:

@@ -38,7 +38,8 @@ def polar_express(
 ) -> list[tuple[float, float, float]]:
     """Coefficients for `newton_schulz` (Amsel et al. 2025).
 
-    Each step is the polynomial with the smallest worst-case error on the interval the steps before left.
+    Each step is the polynomial with the smallest worst-case error on the interval the steps before left,
+    times a factor: where the cushion moved the fit, it puts both ends of the interval equally far from 1.
     """
     schedule = []
     low, high = smallest, 1.0  # where the singular values are

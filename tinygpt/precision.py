@@ -64,7 +64,11 @@ def auto_dtype(
 
 # %% ../nbs/08_precision.ipynb #cpu-bf16
 def cpu_has_bf16() -> bool:
-    "Whether this CPU multiplies bfloat16 matrices in hardware (AVX512-BF16, AMX, or the Arm counterpart)."
+    """Whether this CPU multiplies bfloat16 matrices in hardware (AVX512-BF16, AMX, or the Arm counterpart).
+
+    oneDNN says whether it has such products: `torch.ops.mkldnn._is_mkldnn_bf16_supported()`. That counts
+    emulation, so the chip is asked too: `torch.cpu._is_avx512_bf16_supported()`, `_is_amx_tile_supported()`.
+    """
     if not torch.backends.mkldnn.is_available():
         return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and (
@@ -95,6 +99,7 @@ class Policy:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def __str__(self):
+        "Device, dtype, scaler and TF32 where they are on, and the reason."
         scaler = " with loss scaler" if self.scaler else ""
         tf32 = ", float32 products in TF32" if self.tf32 else ""
         return f"{self.device}, {str(self.dtype).removeprefix('torch.')}{scaler}{tf32}: {self.reason}"
@@ -106,7 +111,9 @@ def choose_policy(
 ) -> Policy:
     """The policy for this machine, or the one asked for. Choosing sets nothing: see `Policy.apply`.
 
-    UserError where the device cannot do it.
+    UserError where the device cannot do it: float16 without CUDA, bfloat16 that a GPU only emulates. (A CPU
+    may emulate it, with a warning in the reason.) "auto" takes a CPU's bfloat16 on x86_64 (amd64) alone: it
+    was measured there.
     """
     chosen, reason = choose_device(device)
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
@@ -140,7 +147,7 @@ def choose_policy(
 # %% ../nbs/08_precision.ipynb #unscale
 @torch.no_grad()
 def unscale_gradients(
-    grads: list[torch.Tensor],  # divided in place
+    grads: list[torch.Tensor],  # divided in place: times 1 / scale, to the last bit as by torch's kernel
     scale: torch.Tensor,  # (), float32
 ) -> torch.Tensor:  # (), float32, on the device of `scale`: 1 if a gradient has an inf or nan, else 0
     "Divide gradients by the scale and say whether they overflowed, without waiting for a GPU."
@@ -163,7 +170,7 @@ def next_scale(
     backoff_factor: float,
     growth_interval: int,  # steps
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    "(scale, good_steps) for the next step."
+    "(scale, good_steps) for the next step. The new scale is a product in float64, as in torch's kernel."
     lower = (scale.double() * backoff_factor).float()
     higher = (scale.double() * growth_factor).float()
     grow = good_steps + 1 == growth_interval

@@ -50,7 +50,8 @@ def isoflop_minimum(
 ) -> tuple[float, float]:
     """(size, loss) at the minimum of a parabola in the size's logarithm (Hoffmann et al. 2022, section 3.2).
 
-    UserError if the runs do not enclose a minimum.
+    UserError for sizes or losses that are not finite, and if the runs do not enclose a minimum: it says
+    whether a "larger" or a "smaller" one is missing.
     """
     sizes, y = np.asarray(params, float), np.asarray(losses, float)
     if not (np.isfinite(sizes).all() and np.isfinite(y).all() and (sizes > 0).all()):
@@ -243,7 +244,11 @@ def bootstrap_laws(
     seed: int = 0,
     delta: float = 1e-3,  # see `fit_law`
 ) -> list[Law]:
-    "Laws fitted to runs drawn from these with replacement. Their scatter shows how certain the law is."
+    """Laws fitted to runs drawn from these with replacement. Their scatter shows how certain the law is.
+
+    Each fit starts at the law of all runs. A draw says how often each run counts: `multinomial` of
+    `default_rng(seed)`, again where fewer than six runs differ. UserError for fewer than eight runs.
+    """
     x, y, target = _checked(params, tokens, losses)
     if len(x) < 8:  # with six, the only draw kept below would be the six themselves
         told = f"{len(x)} runs are too few to draw from: nearly every draw would be the same"
@@ -267,7 +272,10 @@ def predict_loss(
     noise: float = 0.0,  # relative deviation of the predicted mean: one seed's, over the root of the seeds
     level: float = 0.9,
 ) -> tuple[float, float, float]:
-    "(low, middle, high) for the loss of a run: the spread of the laws, plus that of the seeds."
+    """(low, middle, high) for the loss of a run: the spread of the laws, plus that of the seeds.
+
+    Quantiles of one cloud: each law's loss, times 1 + noise * z for z all over the normal distribution.
+    """
     said = np.array([law.loss(params, tokens) for law in laws])
     # each law gets the same grid of normal deviations, so that nothing is left to chance
     steps = (np.arange(101) + 0.5) / 101

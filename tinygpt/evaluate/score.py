@@ -90,7 +90,7 @@ def score_rows(
     tokens: np.ndarray,  # (n,) ids
     token_bytes: np.ndarray,  # (n_vocab,) bytes of each id, from `Tokenizer.token_bytes`
     rows: np.ndarray,  # from `eval_rows`
-    batch_size: int = 16,  # rows per forward
+    batch_size: int = 16,  # rows per forward; UserError below 1
     autocast=contextlib.nullcontext,  # called for a context around the forward
     rank: int = 0,
     world_size: int = 1,  # processes that call this together, each with its share of the rows
@@ -194,7 +194,10 @@ def row_documents(
     block_size: int,
     eot: int,
 ) -> np.ndarray:
-    "Which document each row begins in, counted from 0: (len(rows),)."
+    """Which document each row begins in, counted from 0: (len(rows),).
+
+    Of a text that begins within a document, that one is number 0, up to the second eot.
+    """
     starts = np.flatnonzero(np.asarray(tokens[:]) == eot)
     return np.searchsorted(starts, rows * block_size, side="right").clip(min=1) - 1
 
@@ -204,6 +207,8 @@ def compressor_bits(
     val: bytes,  # the text to be predicted
 ) -> dict[str, float]:
     """Bits per byte of `val` for bzip2 -9, xz -9, and xz -9 primed with the last 60 MB of `train`.
+
+    By name: "bzip2 -9", "xz -9", "xz -9 primed with the training text". UserError for an empty `val`.
 
     Takes seconds for 10 MB.
     """

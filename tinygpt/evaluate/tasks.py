@@ -41,7 +41,7 @@ def encode_pair(
 ) -> tuple[list[int], list[int]]:
     """(ids before, ids to be scored), split as lm-evaluation-harness does.
 
-    Spaces at the end of the context move over; then the whole's ids, minus the context's.
+    Spaces at the end of the context move over; then the whole's ids, minus the context's, but at least one.
     """
     bare = context.rstrip()
     continuation = context[len(bare) :] + continuation
@@ -132,7 +132,8 @@ class Item:
 def hellaswag_item(row: dict) -> Item:
     """Read a row as the harness does: "Activity: context", with WikiHow's marks removed.
 
-    The second half of the context begins with a capital.
+    The second half of the context begins with a capital. Where the file has the whole context only, as
+    "ctx", that is taken as it is but for the marks; in a csv, the endings are JSON.
     """
     if "ctx_a" in row and "activity_label" in row:
         label, first, second = (_field(row, name) for name in ("activity_label", "ctx_a", "ctx_b"))
@@ -174,7 +175,7 @@ def storycloze_item(row: dict) -> Item:
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #other-items
 def lambada_item(row: dict) -> Item:
-    "All words but the last, and the last word."
+    "All words but the last, and the last: what follows the last space. ValueError if one of them is empty."
     context, _, word = _field(row, "text").rpartition(" ")
     if not context.strip() or not word:
         raise ValueError("text has no word before its last one, or ends in a space")
@@ -270,7 +271,7 @@ def load_items(
     data: str = "",  # see `read_rows`; empty: the hub
     limit: int | None = None,  # how many, from the start; None: all
 ) -> list[Item]:
-    "The questions of a task. A UserError names file, row and column of what cannot be read."
+    "The questions of a task. A UserError names file, row and column of what cannot be read or is damaged."
     if limit is not None and limit < 1:
         raise UserError(f"limit = {limit} leaves no question: give 1 or more")
     if task not in TASKS:
@@ -321,8 +322,7 @@ def _checked_item(task: str, place: str, row: dict) -> Item:
 def few_shot(
     items: list[Item],
     k: int,  # examples before each question
-    pool: list[Item]
-    | None = None,  # where they are drawn from; None: from `items`, but never the item itself
+    pool: list[Item] | None = None,  # where they are drawn from; None: from `items`. Never the item itself
     seed: int = 1234,  # of the draws; the same as in lm-evaluation-harness
 ) -> list[Item]:
     """The items, each with `k` solved examples before its context, separated by blank lines.
@@ -419,11 +419,12 @@ def score_items(
     batch_size: int = 16,
     world: World | None = None,  # this process's place; None: alone
 ) -> dict:
-    """Accuracies with 95 % Wilson intervals.
+    """Accuracies NAME with 95 % Wilson intervals NAME_95, each [low, high].
 
     Several options: acc by summed loss, acc_norm by loss per character, as in lm-evaluation-harness.
     One option: acc (greedy decoding writes it), sampled (expected share if the tokens are drawn),
-    perplexity of the whole continuation. `cut` questions did not fit into the model's context.
+    perplexity of the whole continuation, its interval by `ratio_interval`. And n questions, their number of
+    options, and how many were `cut`: did not fit into the model's context.
     """
     world = world or World()
     pairs = [encode_pair(tokenizer, item.context, option) for item in items for option in item.options]
@@ -465,7 +466,10 @@ def evaluate_task(
     shots: int = 0,  # solved examples before each question
     examples: str = "",  # the file they are drawn from, see `read_rows`; empty: the questions of the task
 ) -> dict:
-    "The scores of a task, along with published ones."
+    """`score_items` of a task, with "task", "data" and "limit" as asked, and "published".
+
+    With shots also "few_shot" and "examples"; without a file, they come from all the task's questions.
+    """
     all_of_them = shots and not examples  # with a limit, examples still come from the whole file
     items = load_items(task, data, None if all_of_them else limit)
     pool = load_items(task, examples) if shots and examples else None
@@ -479,7 +483,11 @@ def evaluate_task(
 def task_line(
     result: dict,  # from `evaluate_task`
 ) -> str:
-    "One line for people to read: the score, its interval, the number of questions, published scores."
+    """One line for people to read: scores with intervals, the task's `metric` first; questions; published.
+
+    "hellaswag: acc_norm 30.0 % [15.0, 55.0], acc 25.0 % [10.0, 50.0]; n = 20, 3-shot | GPT-2 29.4 %", or
+    "lambada: acc 9.0 % [6.0, 14.0], sampled 4.5 %, perplexity 8.00 [4.00, 16.00]; n = 7, 1 cut to fit | ".
+    """
 
     def show(name: str) -> str:
         share, low, high = (100 * value for value in (result[name], *result[f"{name}_95"]))
@@ -529,7 +537,10 @@ def score_completions(
     ks: tuple[int, ...] = (1,),  # pass@k for these; with n = 1, pass@1 is the share of exact matches
     until: tuple[str, ...] = ("\n",),  # see `exact_match`
 ) -> dict:
-    "pass@k over the questions, with 95 % intervals; `right` holds the number of right texts per question."
+    """pass@k over the questions; `right` holds the number of right texts per question.
+
+    "pass@k_95" is its interval [low, high]: Wilson's for n = 1, else by `ratio_interval` over the questions.
+    """
     right = []
     for prompt, answer in questions:
         right.append(sum(exact_match(complete(prompt), answer, until) for _ in range(n)))

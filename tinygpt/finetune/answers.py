@@ -41,7 +41,10 @@ def encode_conversations(
     block_size: int,  # the model's
     train_on: Literal["answers", "all"] = "answers",  # whose tokens are targets
 ) -> list[Encoded]:
-    "Ids and mask of each conversation. UserError if one has no answer or does not fit into a row."
+    """Ids and mask of each conversation. UserError if one has no answer or does not fit into a row.
+
+    Even of "all", the tokenizer's `start` is no target: nothing comes before it.
+    """
     if not conversations:
         raise UserError("data: there is no conversation to train on: give at least one")
     encoded = []
@@ -84,7 +87,7 @@ def lay_out(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(tokens, targets, which conversation of its row each token is from).
 
-    Each is (rows, width) int64, with -100 where there is no target.
+    Each is (rows, width) int64: -100 in all three behind the last token, in targets where none counts.
     """
     tokens, targets, document = np.full((3, len(rows), width), -100, dtype=np.int64)
     for r, row in enumerate(rows):
@@ -144,6 +147,7 @@ class ExactMatch:
         return wilson_interval(self.right, self.n)
 
     def __str__(self):
+        "Such as 30.8% (25.5% to 36.6%) of 263."
         low, high = self.interval
         return f"{self.share:.1%} ({low:.1%} to {high:.1%}) of {self.n}"
 
@@ -230,7 +234,7 @@ class AnswerLoader:
         return x, y
 
     def width(self, batch: list[list[int]]) -> int:
-        "Tokens in the global batch's longest row, limited to a few widths so that compiling comes to an end."
+        "T + 1: room for the batch's longest row, but only a few widths, so that compiling comes to an end."
         longest = max(sum(len(self.encoded[i][0]) for i in row) for row in batch)
         return min(-(-(longest - 1) // 32) * 32, self.block_size) + 1
 
@@ -334,7 +338,11 @@ def answers_objective(
     train_on: Literal["answers", "all"] = "answers",  # whose tokens are targets
     replay: float = 0.0,  # the share of rows that is text of config.data instead
 ) -> Objective:
-    "What `train` needs in order to train on answers. The run's model must know the template's tokens."
+    """What `train` needs in order to train on answers. The run's model must know the template's tokens.
+
+    Making its loader is a UserError where a mask is needed and the attention takes none (naive and fused do),
+    and for parallel = fsdp with examples: whoever answers needs all weights.
+    """
     masked = packed and document_mask
 
     def loader(run: Run) -> AnswerLoader | ReplayLoader:

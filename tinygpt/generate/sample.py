@@ -62,7 +62,7 @@ def sampling_probs(
 
 # %% ../../nbs/18_generate.ipynb #check-sampling
 def check_sampling(temperature: float, top_k: int, top_p: float) -> None:
-    "UserError, with all problems, if these settings mean nothing."
+    "UserError, with all problems, if these settings mean nothing: NaN, for example, or a top_k of 2.5."
     problems = []
     if not 0 <= temperature < float("inf"):
         problems.append(f"temperature = {temperature}: 0 is greedy, 1 the model's own, never negative")
@@ -242,7 +242,7 @@ def decode_rows(
 ) -> Iterator[Row]:
     """Yield a row each time that a token has come to it. A row that has a `finish` leaves the batch.
 
-    Log-probabilities are the model's own, before temperature and cuts.
+    Log-probabilities are the model's own, before temperature and cuts. The model is in eval mode meanwhile.
     """
     check_sampling(temperature, top_k, top_p)
     check_rows(rows, max_new_tokens)

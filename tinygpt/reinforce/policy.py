@@ -19,7 +19,7 @@ class Answer(Row):
     "A row that keeps its end token and that token's log-probability: stopping was a choice, too."
 
     def take(self, token: int, ends: set[int], max_new_tokens: int) -> None:
-        "Add a token; one of `ends` is the last one."
+        'Add a token; one of `ends` is the last one, and the row\'s finish is then "end".'
         self.new.append(token)
         if token in ends:
             self.finish = "end"
@@ -33,7 +33,7 @@ def draw_answers(
     group: int,  # answers for each prompt
     max_new_tokens: int,  # per answer, including its end
     ends: set[int],  # tokens that end an answer
-    seeds: list[int],  # one per answer, so that none depends on its neighbors
+    seeds: list[int],  # one per answer (else ValueError), so that none depends on its neighbors
 ) -> list[Answer]:
     """The answers to each prompt, group by group, with the log-probability of each token.
 
@@ -54,7 +54,7 @@ def draw_answers(
 def advantages(
     rewards: torch.Tensor,  # (prompts, group)
     baseline: Literal["none", "batch", "group"] = "group",  # the mean to subtract
-    scale: bool = False,  # divide by each group's standard deviation (GRPO): a bias, see chapter 24
+    scale: bool = False,  # divide by each group's standard deviation + 1e-4 (GRPO): a bias, see chapter 24
 ) -> torch.Tensor:
     "How much better each answer is than the baseline: (prompts, group)."
     if baseline == "none":
