@@ -1466,15 +1466,15 @@ SLIPS = [
     Slip(
         "accumulate",
         "train_step",
-        "optimizer.zero_grad(set_to_none=True)\n    model.zero_grad(set_to_none=True)",
+        "optimizer.zero_grad(set_to_none=True)",
         "pass",
         "each step adds to the gradients of the one before",
     ),
     Slip(
         "accumulate",
         "train_step",
-        "model.zero_grad(set_to_none=True)",
-        "pass",
+        "_trained(model, optimizer)",
+        "model.parameters()",
         "gradients that the optimizer does not have pile up in the norm",
     ),
     Slip("accumulate", "_mean_square", "float(n) ** 2", "float(n)", "norms that are not squared"),

@@ -124,6 +124,12 @@ def step_unless(
         optimizer.step()
 
 # %% ../nbs/12_accumulate.ipynb #train-step
+def _trained(model, optimizer):
+    "The model's parameters that the optimizer has: gradients of others are never cleared, and pile up."
+    has = {p for group in optimizer.param_groups for p in group["params"]}
+    return [p for p in model.parameters() if p in has]
+
+
 def train_step(
     model: nn.Module,  # model(x, y, reduction="sum") -> (logits, sum of the losses)
     optimizer: torch.optim.Optimizer,
@@ -136,7 +142,7 @@ def train_step(
     autocast=contextlib.nullcontext,
     no_sync=contextlib.nullcontext,
     clip: float = 0.0,  # largest norm of all gradients together; 0: no clipping
-    # called with `clip`: clips, and returns the norm before; None: `clip_gradients` of the model's parameters
+    # called with `clip`: clips, and returns the norm before; None: `clip_gradients` of what is trained
     clip_fn: Callable[[float], torch.Tensor] | None = None,
     scaler=None,  # a LossScaler or torch's GradScaler (float16); one that is not enabled counts as None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,12 +154,11 @@ def train_step(
     """
     scaled = scaler is not None and scaler.is_enabled()
     optimizer.zero_grad(set_to_none=True)
-    model.zero_grad(set_to_none=True)  # what the optimizer does not have counts in the norm, too
     scale = scaler.scale if scaled else _as_it_is
     loss = accumulate_gradients(model, x, y, micro_batch_size, total, autocast, scale, no_sync)
     if scaled:
         scaler.unscale_(optimizer)
-    norm = clip_gradients(model.parameters(), clip) if clip_fn is None else clip_fn(clip)
+    norm = clip_gradients(_trained(model, optimizer), clip) if clip_fn is None else clip_fn(clip)
     if scaled:
         scaler.step(optimizer)
         scaler.update()
