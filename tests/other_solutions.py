@@ -207,7 +207,8 @@ loss = accumulate_gradients(
 if use_scaler:
     scaler.unscale_(optimizer)
 if clip_fn is None:
-    norm = clip_gradients(model.parameters(), clip)
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    norm = clip_gradients((p for p in model.parameters() if id(p) in mine), clip)
 else:
     norm = clip_fn(clip)
 if not use_scaler:
