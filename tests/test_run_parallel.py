@@ -367,6 +367,16 @@ def run_and_resume(world, folder, words, ways):
     return found
 
 
+def test_the_norm_of_a_run_is_that_of_what_its_optimizer_trains():
+    model = GPT(GPTConfig(vocab_size=9, block_size=4, n_layer=1, n_head=1, n_embd=4))
+    single = Single(model, World(), 0, torch.float32)
+    single.optimizer = torch.optim.SGD([model.ln_f.weight], lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    assert single.clip(0.0) == model.ln_f.weight.grad.norm()
+
+
+
 # on two processes a sum rounds in one way only, on three the order counts
 @pytest.mark.slow
 @pytest.mark.parametrize("size, ways", [(2, RESUMED[3:5]), (3, RESUMED)])
