@@ -376,7 +376,6 @@ def test_the_norm_of_a_run_is_that_of_what_its_optimizer_trains():
     assert single.clip(0.0) == model.ln_f.weight.grad.norm()
 
 
-
 # on two processes a sum rounds in one way only, on three the order counts
 @pytest.mark.slow
 @pytest.mark.parametrize("size, ways", [(2, RESUMED[3:5]), (3, RESUMED)])
