@@ -148,7 +148,7 @@ def train_step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One optimizer step. Returns (loss, norm of the gradients before clipping), 0-d tensors on the device.
 
-    The norm is of the model's parameters that the optimizer has: other gradients are not cleared, and pile up.
+    The norm is of the model's parameters that the optimizer has: other gradients are not cleared.
     It is `accumulate_gradients` from no gradient on, clipping, and `step_unless`, to the last bit. Where the
     norm is not finite, weights and optimizer state stay as they were, and nothing is read on the host, except
     as `step_unless` says. A scaler unscales before the clipping, and skips such steps by itself.

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 # a kernel of Jupyter's: it asks the server below for a process, and lives as long as that one does
 STAND_IN = """
@@ -37,11 +38,11 @@ def forked_kernels():
         spec = Path(folder) / "kernels/forked/kernel.json"
         spec.parent.mkdir(parents=True)
         spec.write_text(json.dumps(dict(argv=argv, display_name="forked", language="python")))
-        os.environ["JUPYTER_PATH"] = folder
         try:
             if not server.stdout.readline():
                 raise RuntimeError("the process from which kernels are forked has ended")
-            yield "forked"
+            with patch.dict(os.environ, JUPYTER_PATH=folder):
+                yield "forked"
         finally:
             server.kill()
             server.wait()
