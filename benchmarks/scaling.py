@@ -1,41 +1,41 @@
-"""How large, how long? Small runs of the laptop preset's recipe, and one run four times larger, foretold.
+"""How large, how long? Small GPTs at equal budgets of arithmetic, and four times beyond, foretold.
 
-    python benchmarks/scaling.py rates      # Muon's rate over three widths
-    python benchmarks/scaling.py adamw      # AdamW's, for all weights, over the same
-    python benchmarks/scaling.py runs       # 14 runs at three budgets
-    python benchmarks/scaling.py predict    # fits them, writes down what the next two parts will end at
-    python benchmarks/scaling.py large      # the large run, three seeds
-    python benchmarks/scaling.py shapes     # two models that are not of the family
-    python benchmarks/scaling.py half       # made after the others: a smaller model at the second budget
-    python benchmarks/scaling.py preset     # made last: other members with the preset's arithmetic
-    python benchmarks/scaling.py            # all of it: more than half an hour of one core
+    python benchmarks/scaling.py rates      # for each size: Muon's rate, then AdamW's
+    python benchmarks/scaling.py runs       # the sizes at three budgets, three seeds
+    python benchmarks/scaling.py predict    # writes down what the next part will end at
+    python benchmarks/scaling.py large      # three sizes with four times the largest budget, three seeds
+    python benchmarks/scaling.py preset     # other sizes with the arithmetic of the preset `laptop`
+    python benchmarks/scaling.py            # all of it: about two hours of two cores
 
-It goes on where results/scaling.json ends. All runs go through `tinygpt.train.train`: the addresses, a
-vocabulary of 4096, rows of 128 tokens, Qwen3's parts, Muon and AdamW, a trapezoid, all as in the preset
-`laptop`. Cost is counted in FLOPs and tokens. A seed chooses the initial weights and the data's order.
+It goes on where results/scaling.json ends. All runs go through `tinygpt.train.train`: the addresses by
+characters, rows of 64, Qwen3's parts, Muon and AdamW, a trapezoid, all as in the preset `laptop`. Cost is
+counted in FLOPs and tokens. A seed chooses the initial weights and the data's order.
 
 Written down before the runs:
 
-- The family: n layers, 32 n wide, two heads. The preset is the member with n = 4.
-- Eight rows a step instead of the preset's 16, so that the shortest run has some 50 steps. The warm-up is 2 %
-  of a run, the way down 60 %, of its own length.
-- Muon's rate: the best of the sweep at the middle width, for all runs. AdamW's is the preset's.
-- Three budgets, each twice the one before. The large run has four times the largest of them, and the size
-  that the fit says is best there, of members 2 to 6: member 1 would see tokens twice, and no run does.
-- Added after the first nine runs, when the smallest of them, member 2, was the best at every budget: half a
-  member, one layer, 16 wide. A member 5 was planned for the third budget, and left out as far too large.
-- The prediction is made from these runs, and committed, before the large run begins.
-- It is refuted where the mean of three seeds lies outside its interval of 90 %.
-- Within the family the embeddings are a power of the blocks, so a law fits as well with one count as with the
-  other. Two models of other shapes tell them apart: eight layers, 32 wide, and one layer, 128 wide.
-  "Embeddings are to be counted apart" is refuted where the law that counts them predicts these two better.
+- The family: two layers, 12 to 128 wide. Only the width changes, so that a size is one number. Characters, so
+  that the head costs little: what a token costs is what the blocks cost.
+- Eight rows a step. The warm-up is 2 % of a run, the way down 60 %, of its own length.
+- The rates: four widths at the smallest two budgets. Muon's at four rates a factor of two apart with the
+  preset's for AdamW, then AdamW's at three with the chosen one of Muon's. Seed 0, which no other part uses.
+  All sizes get the rate with the lowest sum of losses, unless the best ones differ by more than two.
+- Three budgets, each four times the one before. At each: sizes about a factor of two apart, on both sides of
+  the lowest. Where the lowest is at the edge, a size is added there, with all seeds.
 
-Written down later, before the part `preset`:
+Claims, each refuted if the opposite is outside its interval of 95 % over seeds, undecided if it contains 0:
 
-- The law fitted to all runs of the family says that with the preset's arithmetic members 2 and 3 end lower
-  than member 4, the preset, and member 5 higher. Members 2 and 3 read the text 2.8 and 1.4 times for it.
-- All settings but the size and the length are the preset's: 16 rows, its rates. One seed each; five of the
-  preset are in results/laptop.json, with a deviation of 0.003 bits per byte. A difference of 0.01 counts.
+1. At each budget a best size is enclosed: the smallest and the largest model both end higher than the one
+   with the lowest mean, paired by seed.
+2. Size and text grow alike: the best sizes (a parabola through the five sizes nearest the lowest, each seed
+   by itself) grow as C^a with a near 0.5. Refuted if the interval of a over seeds excludes 0.5.
+3. At four times the largest budget, the size that the line through the best sizes foretells ends lower than
+   half of it, and lower than twice of it.
+4. Its loss lies in the interval of 90 % that the law L = E + A/N^alpha + B/D^beta and the bootstrap foretell.
+5. The law foretells that loss better than a line in logarithms through the lowest losses of the budgets.
+
+Written down for the part `preset`, before it: with the preset's arithmetic members 2 and 3 of *its* family (n
+layers, 32 n wide, a vocabulary of 4096) end lower than member 4, the preset, and member 5 higher. All
+settings but the size and the length are the preset's. One seed each; 0.01 bits per byte count.
 """
 
 import argparse
@@ -45,57 +45,50 @@ import os
 import statistics
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from data_machine import load, save
 
+from tinygpt.data.tokens import prepare
 from tinygpt.measure.memory import param_counts
 from tinygpt.measure.speed import flops_per_token
 from tinygpt.model import GPTConfig
 from tinygpt.run.config import TrainConfig
 from tinygpt.run.presets import preset
-from tinygpt.scaling import bootstrap_laws, fit_law, matched_run, predict_loss
+from tinygpt.scaling import bootstrap_laws, fit_law, isoflop_minimum, matched_run, power_law, predict_loss
 from tinygpt.train import train
 
 RESULTS = Path(__file__).parent / "results"
-ROWS, THREADS = 8, 1
-WIDTHS, RATES = (32, 64, 128), (0.0025, 0.005, 0.01, 0.02)
-ADAMW_RATES = (0.003, 0.006, 0.012, 0.024)
-RATE_STEPS = 100
-BUDGETS = {2.5e11: (0.5, 1, 2, 3), 5e11: (1, 2, 3, 4), 1e12: (1, 2, 3, 4)}  # FLOPs -> members
-SHAPES = (8, 32), (1, 128)  # layers and width of models that are not of the family, at the second budget
-LARGE = 4e12
-REPEATED = 3, 5e11  # layers and budget of the run that is made with all seeds
+ROWS, LENGTH, LAYERS = 8, 64, 2
+BUDGETS = {
+    6.25e10: (12, 16, 24, 32, 48, 64),
+    2.5e11: (24, 32, 48, 64, 96),
+    1e12: (32, 48, 64, 96, 128),
+}
+MUON_RATES = (0.005, 0.01, 0.02, 0.04)
+ADAMW_RATES = (0.006, 0.012, 0.024)
 SEEDS = (1, 2, 3)
+LARGE = 4e12
 
 
-def member(n: float) -> GPTConfig:
-    "The family's model with n layers; half a member has one layer, and half the width."
-    return shaped(max(1, int(n)), int(32 * n))
+def shaped(width: int) -> GPTConfig:
+    "The preset's model, two layers and of this width, for characters."
+    size = dict(n_layer=LAYERS, n_head=2, n_embd=width, block_size=LENGTH)
+    return replace(preset("laptop").model, vocab_size=prepare("sotu", "char").tokenizer.n_vocab, **size)
 
 
-def shaped(layers: int, width: int) -> GPTConfig:
-    "The preset's model with these layers and width."
-    return replace(preset("laptop").model, n_layer=layers, n_embd=width, n_head=2)
-
-
-def settings(
-    model: GPTConfig,
-    flops: float,
-    muon_lr: float,  # 0: AdamW for all weights
-    seed: int,
-    learning_rate: float | None = None,  # AdamW's; None: the preset's
-) -> TrainConfig:
+def settings(width: int, flops: float, muon_lr: float, learning_rate: float, seed: int) -> TrainConfig:
     "The laptop preset for another model and budget, with nothing looked at on the way."
     config = preset("laptop")
-    config.model, config.data.batch_size, config.optim.muon_lr = model, ROWS, muon_lr
-    config.optim.optimizer = "muon" if muon_lr else "adamw"
-    config.optim.learning_rate = learning_rate or config.optim.learning_rate
-    config.eval = replace(config.eval, final_eval_tokens=60_000, compressors=False)
-    config.system = replace(config.system, compile="off", threads=THREADS)
-    config.run.seed = seed
+    config.model, config.run.seed = shaped(width), seed
+    config.data = replace(config.data, tokenizer="char", batch_size=ROWS)
+    config.optim = replace(config.optim, muon_lr=muon_lr, learning_rate=learning_rate)
+    config.eval = replace(config.eval, final_eval_tokens=200_000, compressors=False)
+    config.system = replace(config.system, compile="off", threads=1)
     return matched_run(config, flops)
 
 
@@ -128,128 +121,143 @@ def run(config: TrainConfig) -> dict:
     )
 
 
-PARTS = "rates", "adamw", "runs", "large", "shapes", "half"
-
-
 class Record:
     "The file of results: a run that is in it is not made again."
+
+    PARTS = "muon_rates", "adamw_rates", "runs", "large"
 
     def __init__(self, name: str):
         self.name = name
         there = (RESULTS / f"{name}.json").exists()
-        self.parts = {part: load(name).get(part, []) if there else [] for part in PARTS}
+        self.parts = {part: load(name).get(part, []) if there else [] for part in self.PARTS}
 
-    def get(self, part: str, *what) -> dict:
-        "The run of `settings(*what)`."
-        config = settings(*what)
-        o, model = config.optim, config.model
-        asked = dict(layers=model.n_layer, width=model.n_embd, steps=o.max_steps, muon_lr=o.muon_lr)
-        asked |= dict(seed=config.run.seed, learning_rate=o.learning_rate)
-        for row in self.parts[part]:
-            if asked.items() <= row.items():
-                return row
-        row = run(config)
-        self.parts[part].append(row)
-        # made part by part; the command without a part makes all of them
-        about = dict(command="python benchmarks/scaling.py", rows=ROWS, budgets=list(BUDGETS))
-        save(self.name, about | self.parts, quiet=True)
-        print(part, json.dumps(row), flush=True)
-        return row
+    def find(self, part: str, config: TrainConfig) -> dict | None:
+        o = config.optim
+        asked = dict(width=config.model.n_embd, steps=o.max_steps, seed=config.run.seed)
+        asked |= dict(muon_lr=o.muon_lr, learning_rate=o.learning_rate)
+        return next((row for row in self.parts[part] if asked.items() <= row.items()), None)
 
-
-def sweep(record: Record, width: int) -> dict[float, float]:
-    "Muon's rate -> loss, of models of two layers after equally many steps."
-    model = shaped(2, width)
-    flops = RATE_STEPS * ROWS * model.block_size * flops_per_token(model)
-    return {rate: record.get("rates", model, flops, rate, SEEDS[0])["loss"] for rate in RATES}
+    def get(self, part: str, configs: list[TrainConfig]) -> list[dict]:
+        "The runs of these settings, in their order."
+        missing = [config for config in configs if self.find(part, config) is None]
+        with ProcessPoolExecutor(int(os.environ.get("JOBS", 2)), mp_context=get_context("spawn")) as pool:
+            for row in pool.map(run, missing):
+                self.parts[part].append(row)
+                about = dict(command="python benchmarks/scaling.py", rows=ROWS, budgets=list(BUDGETS))
+                save(self.name, about | self.parts, quiet=True)
+                print(part, json.dumps(row), flush=True)
+        return [self.find(part, config) for config in configs]
 
 
-def best_rate(record: Record) -> float:
-    "Muon's rate with the lowest loss at the middle width."
-    losses = sweep(record, WIDTHS[1])
-    return min(losses, key=losses.get)
+# two widths at both budgets, and one beyond them at each
+SWEEPS = (6.25e10, 12), (6.25e10, 24), (6.25e10, 48), (2.5e11, 24), (2.5e11, 48), (2.5e11, 96)
 
 
-def rates(record: Record):
-    for width in WIDTHS:
-        sweep(record, width)
+def choose(losses: dict[tuple, dict]) -> float:
+    "One rate for all, from (budget, width) -> rate -> loss, if the best are about the same."
+    best = {place: min(found, key=found.get) for place, found in losses.items()}
+    if max(best.values()) <= 2 * min(best.values()):
+        rates = next(iter(losses.values()))
+        total = {rate: sum(found[rate] for found in losses.values()) for rate in rates}
+        return min(total, key=total.get)
+    raise SystemExit(f"no rate serves all: {best}")
 
 
-def adamw(record: Record):
-    for width in WIDTHS:
-        model = shaped(2, width)
-        flops = RATE_STEPS * ROWS * model.block_size * flops_per_token(model)
-        for rate in ADAMW_RATES:
-            record.get("adamw", model, flops, 0.0, SEEDS[0], rate)
+def best_rates(record: Record) -> tuple[float, float]:
+    "Muon's rate and AdamW's, by seed 0 at the smallest two budgets."
+    usual = preset("laptop").optim.learning_rate
+
+    def sweep(part, rates, pair):
+        tried = [(place, rate) for place in SWEEPS for rate in rates]
+        made = [settings(width, flops, *pair(rate), 0) for (flops, width), rate in tried]
+        losses = {}
+        for (place, rate), row in zip(tried, record.get(part, made)):
+            losses.setdefault(place, {})[rate] = row["loss"]
+        return choose(losses)
+
+    muon = sweep("muon_rates", MUON_RATES, lambda rate: (rate, usual))
+    return muon, sweep("adamw_rates", ADAMW_RATES, lambda rate: (muon, rate))
 
 
 def runs(record: Record) -> list[dict]:
-    rate = best_rate(record)
-    # one size after the other, so that a few runs already span the budgets; the slowest per FLOP last
-    for n in (2, 3, 4, 1, 0.5):
-        for flops, members in BUDGETS.items():
-            if n in members:
-                record.get("runs", member(n), flops, rate, SEEDS[0])
-        for seed in SEEDS[1:] if n == REPEATED[0] else ():  # how far seeds scatter
-            record.get("runs", member(n), REPEATED[1], rate, seed)
-    return record.parts["runs"]
+    rates = best_rates(record)
+    # one budget after the other; within it the seeds together
+    places = [(flops, width, seed) for flops in BUDGETS for width in BUDGETS[flops] for seed in SEEDS]
+    return record.get("runs", [settings(width, flops, *rates, seed) for flops, width, seed in places])
 
 
-def sizes_of(model: GPTConfig) -> dict[str, int]:
-    "What a law may call N: the blocks' matrices, or everything."
-    counts = param_counts(model)
-    ends = counts["wte"] + counts["lm_head"]
-    return {"blocks": counts["matrices"], "all": counts["matrices"] + ends}
+def at_budget(made: list[dict], flops: float, seed: int | None = None) -> dict[int, float]:
+    "Width -> loss of the runs with a budget: of one seed, or the mean over all."
+    near = [row for row in made if abs(math.log(row["flops"] / flops)) < 0.1]
+    widths = sorted({row["width"] for row in near})
+    return {
+        width: statistics.mean(r["loss"] for r in near if r["width"] == width and seed in (None, r["seed"]))
+        for width in widths
+    }
+
+
+def matrices(width: int) -> int:
+    return param_counts(shaped(width))["matrices"]
+
+
+def nearest(size: float) -> int:
+    "The width, a multiple of 4, of the model whose blocks have about `size` parameters."
+    return min(range(4, 513, 4), key=lambda width: abs(math.log(matrices(width) / size)))
+
+
+def best_size(made: list[dict], flops: float, seed: int | None = None) -> tuple[float, float]:
+    "(size, loss) at the bottom of the parabola through the five sizes nearest the lowest mean."
+    means, losses = at_budget(made, flops), at_budget(made, flops, seed)
+    widths = list(means)
+    lowest = widths.index(min(means, key=means.get))
+    first = min(max(0, lowest - 2), len(widths) - 5)
+    five = widths[first : first + 5]
+    return isoflop_minimum([matrices(width) for width in five], [losses[width] for width in five])
 
 
 def predict(record: Record):
-    "Write down, once, what the large run and the other shapes will end at."
+    "Write down, once, what the large runs will end at."
     place = RESULTS / f"{record.name}_prediction.json"
     if place.exists():
         return
-    made = runs(record)
-    tokens, losses, body, ends = (
-        np.array([row[key] for row in made], float) for key in ("tokens", "loss", "matrices", "embeddings")
+    made, rates = runs(record), best_rates(record)
+    bests = {seed: [best_size(made, flops, seed) for flops in BUDGETS] for seed in (None, *SEEDS)}
+    growth = {seed: power_law(list(BUDGETS), [size for size, _ in found])[1] for seed, found in bests.items()}
+    factor, exponent = power_law(list(BUDGETS), [size for size, _ in bests[None]])
+    size = factor * LARGE**exponent
+    widths = [nearest(part * size) for part in (1 / 2, 1, 2)]
+
+    sizes, tokens, losses = (
+        np.array([row[k] for row in made], float) for k in ("matrices", "tokens", "loss")
     )
-    counted = {"blocks": body, "all": body + ends}
-    laws = {count: fit_law(sizes, tokens, losses) for count, sizes in counted.items()}
-    draws = {count: bootstrap_laws(sizes, tokens, losses) for count, sizes in counted.items()}
-    again = next(row for row in made if row["seed"] != SEEDS[0])
-    same = [row for row in made if (row["layers"], row["steps"]) == (again["layers"], again["steps"])]
-    noise = statistics.stdev(math.log(row["loss"]) for row in same)
-
-    def foretell(model, flops, seeds):
-        config = settings(model, flops, best_rate(record), SEEDS[0])
-        seen = config.optim.max_steps * ROWS * model.block_size
-        row = dict(layers=model.n_layer, width=model.n_embd, tokens=seen)
-        for count, size in sizes_of(model).items():
-            # the mean of three seeds scatters less than one of them
-            low, _, high = predict_loss(draws[count], size, seen, noise / seeds**0.5)
-            row[count] = dict(loss=float(laws[count].loss(size, seen)), low=low, high=high)
-        return row
-
-    members = [foretell(member(n), LARGE, len(SEEDS)) for n in range(2, 7)]
-    others = [foretell(shaped(*shape), REPEATED[1], 1) for shape in SHAPES]
-    best = min(members, key=lambda row: row["blocks"]["loss"])["layers"]
-    about = dict(made=time.strftime("%Y-%m-%d %H:%M"), runs=len(made), noise=noise, level=0.9)
-    fitted = {count: asdict(law) for count, law in laws.items()}
-    save(place.stem, about | dict(laws=fitted, budget=LARGE, layers=best, members=members, shapes=others))
+    law, laws = fit_law(sizes, tokens, losses), bootstrap_laws(sizes, tokens, losses)
+    groups = {}
+    for row in made:
+        groups.setdefault((row["width"], row["steps"]), []).append(math.log(row["loss"]))
+    noise = statistics.mean(statistics.variance(group) for group in groups.values()) ** 0.5
+    line = power_law(list(BUDGETS), [loss for _, loss in bests[None]])
+    members = []
+    for width in widths:
+        config = settings(width, LARGE, *rates, SEEDS[0])
+        seen = config.optim.max_steps * ROWS * LENGTH
+        low, _, high = predict_loss(laws, matrices(width), seen, noise / len(SEEDS) ** 0.5)
+        loss = float(law.loss(matrices(width), seen))
+        row = dict(width=width, matrices=matrices(width), tokens=seen, loss=loss, low=low, high=high)
+        members.append(row)
+    about = dict(made=time.strftime("%Y-%m-%d %H:%M"), runs=len(made), noise=noise, level=0.9, budget=LARGE)
+    about |= dict(best_size=size, growth={str(seed): a for seed, a in growth.items()}, law=asdict(law))
+    save(place.stem, about | dict(line=line[0] * LARGE ** line[1], members=members))
 
 
 def large(record: Record):
-    foretold = load(f"{record.name}_prediction")
-    for seed in SEEDS:
-        record.get("large", member(foretold["layers"]), LARGE, best_rate(record), seed)
+    widths = [row["width"] for row in load(f"{record.name}_prediction")["members"]]
+    rates = best_rates(record)
+    record.get("large", [settings(width, LARGE, *rates, seed) for seed in SEEDS for width in widths])
 
 
-def shapes(record: Record):
-    for layers, width in SHAPES:
-        record.get("shapes", shaped(layers, width), REPEATED[1], best_rate(record), SEEDS[0])
-
-
-def half(record: Record):
-    # no law is fitted to it: the prediction was made without
-    record.get("half", member(0.5), REPEATED[1], best_rate(record), SEEDS[0])
+def member(n: int) -> GPTConfig:
+    "The model of the preset's family with n layers; the preset has four."
+    return replace(preset("laptop").model, n_layer=n, n_embd=32 * n, n_head=2)
 
 
 def at_preset(_: Record):
@@ -263,7 +271,7 @@ def at_preset(_: Record):
             continue
         config = preset("laptop")
         config.model, config.run.seed = member(n), SEEDS[0]
-        config.eval.compressors, config.system.threads = False, THREADS
+        config.eval.compressors, config.system.threads = False, 1
         made.append(run(matched_run(config, tokens * flops_per_token(laptop.model))))
         save(name, dict(command="python benchmarks/scaling.py preset", runs=made), quiet=True)
         print(json.dumps(made[-1]), flush=True)
@@ -272,8 +280,7 @@ def at_preset(_: Record):
 def main():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parts = dict(rates=rates, adamw=adamw, runs=runs, predict=predict, large=large, shapes=shapes, half=half)
-    parts |= dict(preset=at_preset)
+    parts = dict(rates=best_rates, runs=runs, predict=predict, large=large, preset=at_preset)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all where none is named")
     parser.add_argument("--name", default="scaling", help="of the record, for a trial")
     args = parser.parse_args()
@@ -283,5 +290,5 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()
