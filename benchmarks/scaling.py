@@ -4,6 +4,7 @@
     python benchmarks/scaling.py runs       # the sizes at three budgets, three seeds
     python benchmarks/scaling.py predict    # writes down what the next part will end at
     python benchmarks/scaling.py large      # three sizes with four times the largest budget, three seeds
+    python benchmarks/scaling.py around     # made afterwards: two more sizes around those
     python benchmarks/scaling.py preset     # other sizes with the arithmetic of the preset `laptop`
     python benchmarks/scaling.py            # all of it: about two hours of two cores
 
@@ -77,6 +78,7 @@ MUON_RATES = (0.005, 0.01, 0.02, 0.04)
 ADAMW_RATES = (0.006, 0.012, 0.024)
 SEEDS = (1, 2, 3)
 LARGE = 4e12
+AROUND = 48, 168
 
 
 def shaped(width: int) -> GPTConfig:
@@ -128,7 +130,7 @@ def run(config: TrainConfig) -> dict:
 class Record:
     "The file of results: a run that is in it is not made again."
 
-    PARTS = "muon_rates", "adamw_rates", "runs", "large"
+    PARTS = "muon_rates", "adamw_rates", "runs", "large", "around"
 
     def __init__(self, name: str):
         self.name = name
@@ -259,6 +261,12 @@ def large(record: Record):
     record.get("large", [settings(width, LARGE, *rates, seed) for seed in SEEDS for width in widths])
 
 
+def around(record: Record):
+    # the valley is so flat that three sizes and three seeds do not show where its bottom is
+    rates = best_rates(record)
+    record.get("around", [settings(width, LARGE, *rates, seed) for seed in SEEDS for width in AROUND])
+
+
 def member(n: int) -> GPTConfig:
     "The model of the preset's family with n layers; the preset has four."
     return replace(preset("laptop").model, n_layer=n, n_embd=32 * n, n_head=2)
@@ -284,7 +292,8 @@ def at_preset(_: Record):
 def main():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parts = dict(rates=best_rates, runs=runs, predict=predict, large=large, preset=at_preset)
+    parts = dict(rates=best_rates, runs=runs, predict=predict, large=large, around=around)
+    parts |= dict(preset=at_preset)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all where none is named")
     parser.add_argument("--name", default="scaling", help="of the record, for a trial")
     args = parser.parse_args()
