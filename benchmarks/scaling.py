@@ -5,6 +5,7 @@
     python benchmarks/scaling.py predict    # writes down what the next part will end at
     python benchmarks/scaling.py large      # three sizes with four times the largest budget, three seeds
     python benchmarks/scaling.py around     # made afterwards: two more sizes around those
+    python benchmarks/scaling.py slower     # made afterwards: the middle one with half of Muon's rate
     python benchmarks/scaling.py preset     # other sizes with the arithmetic of the preset `laptop`
     python benchmarks/scaling.py            # all of it: about two hours of two cores
 
@@ -130,7 +131,7 @@ def run(config: TrainConfig) -> dict:
 class Record:
     "The file of results: a run that is in it is not made again."
 
-    PARTS = "muon_rates", "adamw_rates", "runs", "large", "around"
+    PARTS = "muon_rates", "adamw_rates", "runs", "large", "around", "slower"
 
     def __init__(self, name: str):
         self.name = name
@@ -267,6 +268,13 @@ def around(record: Record):
     record.get("around", [settings(width, LARGE, *rates, seed) for seed in SEEDS for width in AROUND])
 
 
+def slower(record: Record):
+    # was the rate, found in runs a sixteenth as long and shorter, too high for these?
+    width = load(f"{record.name}_prediction")["members"][1]["width"]
+    muon, adamw = best_rates(record)
+    record.get("slower", [settings(width, LARGE, muon / 2, adamw, seed) for seed in SEEDS])
+
+
 def member(n: int) -> GPTConfig:
     "The model of the preset's family with n layers; the preset has four."
     return replace(preset("laptop").model, n_layer=n, n_embd=32 * n, n_head=2)
@@ -293,7 +301,7 @@ def main():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parts = dict(rates=best_rates, runs=runs, predict=predict, large=large, around=around)
-    parts |= dict(preset=at_preset)
+    parts |= dict(slower=slower, preset=at_preset)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all where none is named")
     parser.add_argument("--name", default="scaling", help="of the record, for a trial")
     args = parser.parse_args()
