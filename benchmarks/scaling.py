@@ -7,7 +7,7 @@
     python benchmarks/scaling.py around     # made afterwards: two more sizes around those
     python benchmarks/scaling.py slower     # made afterwards: the middle one with half of Muon's rate
     python benchmarks/scaling.py preset     # other sizes with the arithmetic of the preset `laptop`
-    python benchmarks/scaling.py            # all of it: about two hours of two cores
+    python benchmarks/scaling.py            # all of it: more than two hours of one core
 
 It goes on where results/scaling.json ends. All runs go through `tinygpt.train.train`: the addresses by
 characters, rows of 64, Qwen3's parts, Muon and AdamW, a trapezoid, all as in the preset `laptop`. Cost is
