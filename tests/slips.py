@@ -1952,7 +1952,7 @@ SLIPS = [
     Slip("checkpoint", "load_model", "model.to(device).eval()", "model.to(device)", "dropout stays on"),
     Slip(
         "checkpoint",
-        "load_training_state",
+        "_put_back",
         'state["rng"][rank]',
         'state["rng"][0]',
         "every rank gets the generators of rank 0",
