@@ -1653,6 +1653,7 @@ SLIPS = [
         "pass",
         "the logged loss is rank 0's alone",
     ),
+    Slip("ddp.agree", "any_rank", "dist.ReduceOp.MAX", "dist.ReduceOp.MIN", "all ranks must see the signal"),
     Slip(
         "ddp.world",
         "World.is_main",
@@ -2334,9 +2335,6 @@ SLIPS = [
         "dtype == torch.bfloat16",
         "True",
         "who asks for float32 gets rough products",
-    ),
-    Slip(
-        "run.parallel", "any_rank", "dist.ReduceOp.MAX", "dist.ReduceOp.MIN", "all ranks must see the signal"
     ),
     Slip(
         "run.parallel",

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from ..checkpoint_open import open_model
+from ..ddp.agree import on_all, on_first
 from ..ddp.watchdog import Watchdog
 from ..ddp.world import close_world, init_world, set_timeout
 from ..finetune.answers import right_shares
@@ -26,7 +27,6 @@ from .train import Preferences, _pair_problem, batch_problems, dpo_objective
 from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
-from ..run.parallel import on_all, on_first
 from ..run.setup import Objective, Run
 from ..run.stage import StageOptions, config_after, own_settings, stage_options
 from ..support import UserError, command, read_json
