@@ -1,9 +1,14 @@
 """Every test runs with a cache folder of its own, so that nothing of the user's is read or changed."""
 
 import gc
+import getpass
 import os
+import shutil
 import signal
+import tempfile
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.util import Finalize
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -18,6 +23,11 @@ settings.register_profile(
 settings.load_profile("busy")
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+with suppress(
+    KeyError, OSError, ImportError
+):  # where torch keeps what it has compiled: not in a folder below
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
 
 # nohup and a shell's background job make their children deaf to these two, and tests send them
 for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
@@ -42,6 +52,19 @@ def cache(tmp_path_factory):
         del os.environ["TINYGPT_CACHE"]
     else:
         os.environ["TINYGPT_CACHE"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory):
+    "What tests, and the processes that they start or kill, leave in it goes with the session."
+    folder = str(tmp_path_factory.mktemp("t", numbered=False))
+    with pytest.MonkeyPatch.context() as patch:
+        if len(folder) <= 75:  # the path of multiprocessing's socket in it: 32 more, and at most 107
+            patch.setenv("TMPDIR", folder)
+            patch.setattr(tempfile, "tempdir", folder)
+        yield
+    # multiprocessing's own folder in it goes at the end of this process, with priority -100
+    Finalize(None, shutil.rmtree, [folder], dict(ignore_errors=True), exitpriority=-200)
 
 
 @pytest.fixture

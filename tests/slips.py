@@ -1653,6 +1653,7 @@ SLIPS = [
         "pass",
         "the logged loss is rank 0's alone",
     ),
+    Slip("ddp.agree", "any_rank", "dist.ReduceOp.MAX", "dist.ReduceOp.MIN", "all ranks must see the signal"),
     Slip(
         "ddp.world",
         "World.is_main",
@@ -1952,7 +1953,7 @@ SLIPS = [
     Slip("checkpoint", "load_model", "model.to(device).eval()", "model.to(device)", "dropout stays on"),
     Slip(
         "checkpoint",
-        "load_training_state",
+        "_put_back",
         'state["rng"][rank]',
         'state["rng"][0]',
         "every rank gets the generators of rank 0",
@@ -2334,9 +2335,6 @@ SLIPS = [
         "dtype == torch.bfloat16",
         "True",
         "who asks for float32 gets rough products",
-    ),
-    Slip(
-        "run.parallel", "any_rank", "dist.ReduceOp.MAX", "dist.ReduceOp.MIN", "all ranks must see the signal"
     ),
     Slip(
         "run.parallel",

@@ -359,6 +359,20 @@ def test_forked_kernels_share_nothing_but_what_was_imported(tmp_path, capfd):
         book.run([page], write=False, jobs=2)
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_pages_leave_in_the_temporary_folder_goes_with_them(tmp_path, jobs):
+    code = "import os, tempfile; open('left', 'a').write(f'{tempfile.mkdtemp()}\\n')"
+    cells = [
+        code,
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code + '; os._exit(1)'!r}])",
+    ]
+    page = tmp_path / "page.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells))), page)
+    assert book.run([page], write=False, jobs=jobs) == 0
+    left = (tmp_path / "left").read_text().split()
+    assert len(left) == 2 and not any(map(os.path.exists, left))
+
+
 def test_constraints_pin_what_settings_ask_for():
     settings = pages.settings()
     wanted = {

@@ -168,6 +168,18 @@ def test_the_newest_is_found_by_number_not_by_name(run):
     assert find_checkpoint(run).name == "step_1000000"
 
 
+def test_a_file_with_the_name_of_a_checkpoint_is_none_and_stays(run):
+    note = run / "checkpoints/step_000009"
+    note.write_text("mine")
+    assert find_checkpoint(run).name == "step_000003"
+    assert [p.name for p in prune(run, 1)] == ["step_000003"] and note.read_text() == "mine"
+    note.unlink()
+    (run / "checkpoints/step_000001").write_text("mine")  # older than what stays
+    save_checkpoint(run / "checkpoints/step_000004", build()[0], ByteTokenizer())
+    assert [p.name for p in prune(run, 1)] == ["step_000004"]
+    assert (run / "checkpoints/step_000001").read_text() == "mine"
+
+
 def test_the_oldest_are_removed(run):
     prune(run, 5)
     assert len(checkpoints(run)) == 3
@@ -210,6 +222,24 @@ def test_another_model_or_optimizer_is_refused_with_what_differs(run):
     model, _ = build()
     with pytest.raises(UserError, match="optimizer"):
         load_training_state(find_checkpoint(run), model, AdamW(list(model.parameters())[:3]))
+
+
+@pytest.mark.parametrize("refused", ["optimizer", "no random state"])
+def test_where_a_state_is_refused_nothing_has_changed(run, refused):
+    train(*build(), 0, 1)  # numbers are drawn
+    model, opt = build(seed=5)
+    folder, loaded = find_checkpoint(run), opt
+    if refused == "optimizer":
+        loaded = AdamW(list(model.parameters())[:3])
+    else:
+        state = json.loads((folder / "state.json").read_text())
+        state["rng"][0]["numpy"] = "of another kind"  # torch's, which comes first, is sound
+        (folder / "state.json").write_text(json.dumps(state))
+    kept, rng = {name: t.clone() for name, t in model.state_dict().items()}, torch.get_rng_state()
+    with pytest.raises(UserError, match=refused):
+        load_training_state(folder, model, loaded)
+    assert all(torch.equal(t, kept[name]) for name, t in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), rng) and not opt.state_dict()["state"]
 
 
 def test_the_random_state_of_torch_python_and_numpy_survives_json():

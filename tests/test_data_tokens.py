@@ -178,7 +178,7 @@ def test_a_text_beside_rows_of_data_is_not_taken_for_all_there_is(tmp_path, monk
     assert sum(split["documents"] for split in prepare("out").meta["splits"].values()) == 100
 
 
-@pytest.mark.parametrize("name", ["t.json", "t.csv", "T.CSV"])
+@pytest.mark.parametrize("name", ["t.json", "t.csv", "T.CSV", "t.tsv"])
 def test_a_table_is_refused_by_every_reader_with_a_command_that_makes_lines_of_it(
     tmp_path, monkeypatch, name
 ):
@@ -188,7 +188,8 @@ def test_a_table_is_refused_by_every_reader_with_a_command_that_makes_lines_of_i
         Path(name).write_text(json.dumps([dict(id=i, text=text) for i, text in enumerate(texts)]))
     else:
         with open(name, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["id", "text"])
+            between = "\t" if name == "t.tsv" else ","
+            writer = csv.DictWriter(file, ["id", "text"], delimiter=between)
             writer.writeheader()
             writer.writerows(dict(id=i, text=text) for i, text in enumerate(texts))
     for read in (load_corpus, find_documents):
@@ -223,6 +224,10 @@ def test_files_of_other_kinds_in_a_folder_are_said_to_be_unread(tmp_path, cache,
     assert f"{folder}: files of other kinds are not read: 3 (LICENSE, a.md, b.csv)\n" in read()
     (folder / "z.html").write_text("some text")
     assert "not read: 4 (LICENSE, a.md, b.csv, ...)" in read()
+    for i in range(1, 300):
+        (folder / f"{i}.txt").unlink()
+    (folder / "0.txt").write_text("a text of a few words " * 100)  # one text is split by position
+    assert read().count("not read: 4 (LICENSE, a.md, b.csv, ...)") == 1
 
 
 @pytest.mark.parametrize("reader", ["random", "stream"])

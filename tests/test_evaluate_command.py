@@ -2,18 +2,26 @@
 
 import json
 import math
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from events import LAST_RESORT
 
 import tinygpt.accumulate_memory as chunks
 from tinygpt.checkpoint import save_checkpoint
 from tinygpt.checkpoint_open import open_model
 from tinygpt.data.tokens import Corpus, write_token_data
+from tinygpt.ddp.world import run_processes
 from tinygpt.evaluate.__main__ import (
+    Options,
+    evaluate_options,
     evaluate_text,
     held_out_text,
     main,
@@ -260,3 +268,105 @@ def test_a_model_whose_training_diverged_gets_no_score_on_a_text(tmp_path, model
     model.lm_head.weight.data.fill_(math.nan)
     with pytest.raises(UserError, match="not finite: its training diverged"):
         evaluate_text(model, ByteTokenizer(), str(tmp_path / "a.txt"))
+
+
+def asked_of_two(world, folder):
+    "What this rank is told where rank 1 was started differently; None where it is not."
+    told = {}
+
+    def ask(what, first, second=None):
+        options = Options(**{"run": f"{folder}/run", "data": f"{folder}/val.txt"} | first)
+        if world.rank and second:
+            options = replace(options, **second)
+        try:
+            told[what] = evaluate_options(options, world)
+        except UserError as error:
+            told[what] = error.agreed, str(error)
+
+    ask("nothing", {})
+    ask("settings", {}, dict(max_tokens=64, batch_size=3))
+    ask("model", {}, dict(run=f"{folder}/other"))
+    ask("text", {}, dict(data=f"{folder}/other.txt"))
+    ask("lacks it", {}, dict(data=f"{folder}/lacking.txt"))
+    ask("diverged", dict(run=f"{folder}/nan"))
+    swag = dict(task="hellaswag", data=f"{folder}/h.jsonl")
+    ask("task", swag)
+    ask("questions", swag, dict(data=f"{folder}/g.jsonl"))
+    return told
+
+
+def test_two_processes_score_as_one_and_refuse_what_is_not_the_same_on_both(run, model, tmp_path):
+    for name, change in (("other", 1.5), ("nan", 3e38)):
+        torch.nn.init.constant_(model.ln_f.weight, change)
+        save_checkpoint(tmp_path / name / "checkpoints/step_7", model, ByteTokenizer())
+    (tmp_path / "other.txt").write_text(TEXT.upper(), encoding="utf-8")
+    for name, n in (("h", 8), ("g", 7)):
+        rows = [json.dumps(SWAG | {"label": i % 4}) + "\n" for i in range(n)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    first, second = run_processes(asked_of_two, 2, str(tmp_path), timeout=LAST_RESORT)
+    assert first == second and first.pop("nothing") is first.pop("task") is None
+    for what, sentence in {
+        "settings": "not the same on all ranks: batch_size = 3 on rank 1, None on rank 0; max_tokens = 64",
+        "model": "not the same on all ranks: weights = ",
+        "text": "not the same on all ranks: data = ",
+        "lacks it": f"data: {tmp_path}/lacking.txt is neither",
+        "diverged": "the model's loss is not finite",
+        "questions": "not the same on all ranks: data = ",
+    }.items():
+        agreed, told = first.pop(what)
+        assert agreed and told.startswith(sentence)
+    assert not first
+    names = ("loss", "bits_per_byte", "tokens", "acc", "acc_norm", "n")
+
+    def results():
+        return [{k: r[k] for k in names if k in r} for r in json.loads((run / "eval.json").read_text())]
+
+    two = results()
+    assert call(run, "--data", tmp_path / "val.txt") == 0
+    assert call(run, "--task", "hellaswag", "--data", tmp_path / "h.jsonl") == 0
+    for ours, alone in zip(two, results(), strict=True):
+        assert len(ours) == 3 and ours == pytest.approx(alone, rel=1e-6)
+
+
+ONE_DIES = """
+import os
+import signal
+import sys
+import tinygpt.evaluate.__main__ as command
+
+read = command.open_asked
+
+def killed(*args):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP if sys.argv[-1] == "stops" else signal.SIGKILL)
+    return read(*args)
+
+watchdog = command.Watchdog
+command.Watchdog = lambda world, patience: watchdog(world, patience=3)
+command.open_asked = killed
+sys.exit(command.main(sys.argv[1:-1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+@pytest.mark.parametrize("how", ["dies", "stops"])
+def test_a_rank_that_is_gone_ends_the_other_which_names_it(run, tmp_path, how):
+    "In a collective it would wait for ten minutes."
+    argv = [sys.executable, "-c", ONE_DIES, str(run), "--data", str(tmp_path / "val.txt"), "--device", "cpu"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+    ranks = []
+    for rank in ("0", "1"):
+        env = os.environ | place | dict(RANK=rank, LOCAL_RANK=rank, OMP_NUM_THREADS="1")
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        ranks.append(subprocess.Popen([*argv, how], env=env, **pipes))
+    try:
+        said = ranks[0].communicate(timeout=LAST_RESORT)[1]
+    finally:
+        for process in ranks:
+            process.kill()
+        ranks[1].communicate()
+    assert said.strip().startswith("rank 1 (") and " is gone: " in said and said.count("\n") == 2, said
+    assert ranks[0].returncode == 1

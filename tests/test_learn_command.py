@@ -145,9 +145,8 @@ def test_under_torchrun_every_process_trains_with_the_learners_functions_and_the
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
 def test_under_torchrun_a_mistake_is_told_once(rank, times, tmp_path):
     command = [sys.executable, "-m", "tinygpt.learn", "--folder", str(tmp_path), "train"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"RANK": rank, "WORLD_SIZE": "2"}
-    )
+    env = os.environ | {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 2
     assert done.stderr.count("no function of yours passes yet") == times
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -211,6 +212,32 @@ def test_the_package_offers_its_main_names_and_imports_torch_only_for_them():
     done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+LEAVES = """
+import subprocess, sys, tempfile
+from tinygpt.ddp.world import check_world, run_processes
+
+def test_that_leaves_something():
+    tempfile.mkdtemp()
+    run_processes(check_world, 1, 0.01)
+    killed = "import os, tempfile; tempfile.mkdtemp(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", killed])
+"""
+
+
+def test_what_tests_leave_in_the_temporary_folder_goes_with_their_session(tmp_path):
+    there = Path(tempfile.gettempdir())
+    if len(str(there)) > 47:
+        pytest.skip("the path of a socket in pytest's folder there would be too long")
+    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    (tmp_path / "test_one.py").write_text(LEAVES)
+    before = set(there.iterdir())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    assert {path.name[:10] for path in set(there.iterdir()) - before} <= {"pytest-of-"}
+    assert list(there.glob("pytest-of-*/pytest-*/cache*")) and not list(there.glob("pytest-of-*/pytest-*/t"))
 
 
 def test_a_type_checker_sees_the_same_names_as_python():

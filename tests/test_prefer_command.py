@@ -5,9 +5,12 @@ import shutil
 
 import pytest
 import torch
+import torch.distributed as dist
 from bad_input import assert_refused
+from events import LAST_RESORT
 
 from tinygpt.checkpoint import save_checkpoint
+from tinygpt.ddp.world import run_processes
 from tinygpt.finetune.template import chat_tokenizer
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.prefer import __main__ as prefer_command
@@ -17,8 +20,10 @@ from tinygpt.prefer.__main__ import (
     open_preferences,
     parse_arguments,
     prefer_config,
+    run_options,
 )
 from tinygpt.prefer.pairs import Pair, encode_preference, read_pairs
+from tinygpt.prefer.train import Preferences
 from tinygpt.run.report import read_metrics
 from tinygpt.tokenizer import ByteTokenizer
 
@@ -137,6 +142,28 @@ def test_answers_are_drawn_where_the_run_computes(place, monkeypatch):
     )
     assert main(["chat", *place[1], "--device", "cpu"]) == 0
     assert asked == [("chat", torch.device("cpu"))]
+
+
+def limits_of_a_run(world, options):
+    "How long this rank waits for the others, by torch: while rank 0 draws, and when the run begins."
+    limits, first = [], prefer_command.on_first
+
+    def note(*args, **how):
+        limits.append(dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+
+    def noted(*args):
+        note()
+        return first(*args)
+
+    prefer_command.on_first, prefer_command.train = noted, note
+    prefer_command.open_preferences = lambda *args: Preferences([([1], [2], [3])], [([1], [2], [3])])
+    run_options(options)
+    return limits
+
+
+def test_ranks_wait_for_the_one_that_draws_and_only_there(place):
+    options = parse_arguments([str(place[0] / "chat"), *place[1], "--device", "cpu"])
+    assert run_processes(limits_of_a_run, 2, options, timeout=LAST_RESORT) == [[86400, 1800]] * 2
 
 
 def test_spread_weights_are_refused_before_an_answer_is_drawn_and_only_where_questions_are_asked(

@@ -33,7 +33,7 @@ import tinygpt.run.loop as loop_module
 import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints
 from tinygpt.compile import compile_model
-from tinygpt.ddp.watchdog import Watchdog
+from tinygpt.ddp.agree import on_all, on_first
 from tinygpt.ddp.world import World, run_processes
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.precision import Policy
@@ -41,10 +41,7 @@ from tinygpt.run.parallel import (
     FSDP,
     Single,
     Zero,
-    any_rank,
     choose_parallel,
-    on_all,
-    on_first,
     optimizer_groups,
 )
 from tinygpt.run.presets import preset
@@ -461,41 +458,6 @@ def test_a_run_goes_on_on_another_number_of_processes_and_in_another_way(place, 
     for (name, way), losses in [*on_three.items(), *on_one.items()]:
         expected = alone["adamw" if name.endswith("-a") else "muon"][0][12:]
         assert losses == pytest.approx(expected, abs=2e-4), (name, way)
-
-
-def one_mind(world, folder, words):
-    "Small questions to the helpers, on each rank."
-
-    def only_on(rank, message):
-        def fn():
-            if world.rank == rank:
-                raise UserError(message)
-            return world.rank
-
-        return fn
-
-    found = [
-        any_rank(world, world.rank == 1),
-        any_rank(world, False),
-        on_first(world, lambda: world.rank + 5),
-        on_all(world, lambda: world.rank),
-    ]
-    for fn in (
-        lambda: on_all(world, only_on(1, "no file here")),
-        lambda: on_first(world, only_on(0, "the folder exists")),
-    ):
-        try:
-            fn()
-            found.append("went on")
-        except UserError as error:
-            found.append(str(error))
-    return found
-
-
-def test_the_ranks_decide_together(place):
-    first, second = run_processes(one_mind, 2, *place)
-    assert first == [True, False, 5, 0, "no file here", "the folder exists"]
-    assert second == [True, False, 5, 1, "no file here", "the folder exists"]
 
 
 def bad_things(world, folder, words):
@@ -919,25 +881,6 @@ def test_ranks_wait_for_one_that_prepares_a_long_text_and_only_there(place):
     assert first == second and first[0] == [86400, 1800] and first[1] > 0
 
 
-def refused_together(world):
-    "What all ranks refuse; rank 1 is slow to leave, and its watchdog looks at rank 0 meanwhile."
-
-    def refuse():
-        if world.is_main:
-            raise UserError("no room")
-
-    dog = Watchdog(world, interval=0.05)
-    with pytest.raises(UserError, match="no room"), dog:
-        try:
-            on_all(world, refuse)
-        finally:
-            if world.rank == 1:
-                wait_until(lambda: dog.heart.state_of(0) != "running", what="rank 0 has left")
-                looks = dog.looks
-                wait_until(lambda: dog.looks > looks + 3, what="some looks")
-    return dog.heart.state
-
-
 def refused_alike(world, folder, words):
     "Mistakes that every rank finds by itself, and whether each is marked as one that all ranks know."
     found = {}
@@ -973,7 +916,3 @@ def refused_alike(world, folder, words):
 def test_no_rank_is_said_to_have_failed_for_a_mistake_that_all_ranks_find(place):
     first, second = run_processes(refused_alike, 2, *place, timeout=LAST_RESORT)
     assert first == second and list(first.values()) == [True] * 5, first
-
-
-def test_a_sentence_that_all_ranks_say_makes_no_rank_the_dead_one():
-    assert run_processes(refused_together, 2, timeout=LAST_RESORT) == ["done", "done"]

@@ -296,7 +296,7 @@ def test_of_several_ranks_only_the_first_speaks_and_all_end_alike(arguments, sta
             [sys.executable, "-c", PROGRAM, *arguments],
             capture_output=True,
             text=True,
-            env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"},
+            env={**os.environ, "RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
         )
         assert done.returncode == status
         assert said in done.stderr if rank == "0" else done.stderr == ""
@@ -311,6 +311,7 @@ def test_a_silent_rank_ends_after_rank_0_and_speaks_if_rank_0_did_not(monkeypatc
     monkeypatch.setattr(time, "sleep", waits.append)
     monkeypatch.setattr(os, "_exit", lambda status: None)
     run = finish if arguments == ["mistake"] else command(lambda argv: parse_options(Build, argv, "build"))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     for rank, torchrun, expected in (("0", True, []), ("1", True, [10]), ("1", False, [])):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")
@@ -326,6 +327,17 @@ def test_a_silent_rank_ends_after_rank_0_and_speaks_if_rank_0_did_not(monkeypatc
             assert said == ("error: lr = -1: choose a rate above 0\n" if torchrun else "")
         else:
             assert bool(said) == (rank == "0")
+
+
+@pytest.mark.parametrize("arguments", [["mistake"], ["--shape.n-layer", "many"]])
+def test_a_rank_that_was_left_in_the_environment_silences_nobody(monkeypatch, capsys, arguments):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "_exit", lambda status: None)
+    run = finish if arguments == ["mistake"] else command(lambda argv: parse_options(Build, argv, "build"))
+    with suppress(SystemExit):
+        assert run(arguments) == 2
+    assert arguments[-1].replace("mistake", "lr = -1: choose a rate") in capsys.readouterr().err
 
 
 WRITER = """

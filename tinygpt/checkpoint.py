@@ -46,7 +46,8 @@ def rng_state() -> dict:
     """The state of the random generators of torch (CPU, GPUs), Python and numpy, as text that json can hold.
 
     "cpu": torch's, by `_text`; "cuda": a list of such texts; "mps": one, empty without such a GPU.
-    "python": [version, the integers as text, gauss]. "numpy": [key as text, pos, has_gauss, gauss].
+    "python": [version, the integers by `_text(struct.pack("625I", ...))`, gauss].
+    "numpy": [its "key" by `_text`, pos, has_gauss, gauss].
     """
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
@@ -217,7 +218,7 @@ def checkpoints(run: Path) -> list[Path]:
     folder = Path(run) / "checkpoints"
     found = []
     try:
-        found = [p for p in folder.iterdir() if re.fullmatch(r"step_\d+", p.name)]
+        found = [p for p in folder.iterdir() if re.fullmatch(r"step_\d+", p.name) and p.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:  # not the same as empty: a run may be in it
@@ -379,21 +380,26 @@ def load_training_state(
 ) -> dict:
     """Put weights, optimizer and random generators back; return the rest of the state.
 
-    UserError if it is the state of another model, which is compared first, or of another optimizer.
+    UserError if it is the state of another model, which is compared first, or of another optimizer; then
+    nothing is changed.
     """
     folder = Path(folder)
     model = unwrap(model)
-    _load_weights(folder, model)
+    weights = _fitting_weights(folder, model)
     state = _read_state(folder)
     saved = _read_optimizer(folder, {p.shape for p in model.parameters()})
-    if optimizer is None:
-        state["optimizer"] = saved
-    else:
-        try:
-            optimizer.load_state_dict(saved)
-        except Exception as error:  # of whatever a foreign state leads to
-            told = f"resume: the optimizer of {folder} does not fit ({error})"
-            raise UserError(f"{told}: resume with the settings of that run") from None
+    before = rng_state()
+    try:
+        _put_back(folder, state, saved, optimizer, rank, world_size)
+    except UserError:
+        set_rng_state(before)
+        raise
+    model.load_state_dict(weights)
+    return state
+
+
+def _put_back(folder, state, saved, optimizer, rank, world_size):
+    "The random generators and the optimizer. UserError if the optimizer refuses: it is then as it was."
     if len(state["rng"]) == world_size:
         try:
             set_rng_state(state["rng"][rank])
@@ -401,11 +407,18 @@ def load_training_state(
             raise UserError(f"{folder / 'state.json'} holds no random state ({error!r}): {_OTHER}") from None
     else:
         torch.manual_seed(state.get("step", 0) * world_size + rank)
-    return state
+    if optimizer is None:
+        state["optimizer"] = saved
+        return
+    try:
+        optimizer.load_state_dict(saved)
+    except Exception as error:  # of whatever a foreign state leads to
+        told = f"resume: the optimizer of {folder} does not fit ({error})"
+        raise UserError(f"{told}: resume with the settings of that run") from None
 
 # %% ../nbs/16_checkpoint.ipynb #load-weights
-def _load_weights(folder, model):
-    "Into a model of the same config and dtype, else a UserError."
+def _fitting_weights(folder, model):
+    "The weights, for a model of the same config and dtype; else a UserError."
     config = getattr(model, "config", None)
     if isinstance(config, GPTConfig):
         theirs, ours = asdict(_read_config(folder)), asdict(config)
@@ -421,7 +434,7 @@ def _load_weights(folder, model):
             kinds = f"{name} is {t.dtype} there, {own[name].dtype} here"
             told = f"resume: the weights of {folder} have another dtype ({kinds})"
             raise UserError(f"{told}, and a cast would not be the same run: use the dtype of that run")
-    model.load_state_dict(weights)
+    return weights
 
 
 class _State(dict):

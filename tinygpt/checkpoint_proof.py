@@ -143,7 +143,7 @@ def save_run(
     run: SmallRun,
     folder: Path,
 ) -> Path:
-    "Write a checkpoint; all processes call it."
+    'Write a checkpoint, whose state is "step", "loader", "scaler" and "rng"; all processes call it.'
     state = {
         "step": run.step,
         "loader": run.loader.state_dict(),

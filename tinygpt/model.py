@@ -279,7 +279,10 @@ def token_loss(
     # over the counted targets; none: (B, T) with 0 where not counted
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> torch.Tensor:
-    "Cross-entropy in float32 (or float64); over no targets at all the mean is 0. UserError for other shapes."
+    """Cross-entropy in float32 (or float64); over no targets at all the mean is 0.
+
+    UserError for other shapes; torch's ValueError for another reduction.
+    """
     if logits.dim() != 3:
         raise UserError(
             f"logits are {tuple(logits.shape)}: they need three dimensions, (B, T, V); "

@@ -466,7 +466,9 @@ def check_alone(name: str) -> None:
 
 
 def _speaks() -> bool:
-    "Whether this process may print: of several ranks only rank 0. An impossible RANK silences nobody."
+    "Whether this process may print: of several ranks only rank 0. A RANK that cannot be silences nobody."
+    if not os.environ.get("MASTER_ADDR"):  # left over: without it no other rank can be there
+        return True
     try:
         return not 0 < int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):

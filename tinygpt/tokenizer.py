@@ -172,7 +172,7 @@ class Tokenizer(Vocabulary):
         return hashlib.sha256(spec.encode()).hexdigest()[:16]
 
     def save(self, path: str | Path):
-        "Write the tokenizer to one JSON file, whole or not at all."
+        'Write the tokenizer to one JSON file, whole or not at all: what `_spec` says, and "fingerprint".'
         text = json.dumps({"fingerprint": self.fingerprint, **self._spec()}, indent=0)
         with atomic_path(path) as tmp:
             tmp.write_text(text, encoding="utf-8")

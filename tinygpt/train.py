@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .data.tokens import TokenData
+from .ddp.agree import any_rank
 from .ddp.watchdog import Watchdog
 from .ddp.world import close_world, init_world
 from .evaluate.score import Score
@@ -19,7 +20,6 @@ from .model import GPT
 from .run.command import nothing_left, parse_arguments
 from .run.config import TrainConfig
 from .run.loop import Judge, Keeper, Log, Stepper, StopSignal, due, finish, introduce, shows_bar
-from .run.parallel import any_rank
 from .run.setup import NEXT_TOKEN, Objective, last_words, open_run, score_run
 from .support import command
 

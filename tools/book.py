@@ -11,6 +11,7 @@ python tools/book.py readme                   write README.md from nbs/index.ipy
 import argparse
 import ast
 import filecmp
+import getpass
 import math
 import os
 import re
@@ -20,8 +21,9 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import nbformat
 from kernels import forked_kernels
@@ -244,6 +246,17 @@ def said_seconds(path) -> float:
     return seconds_in(nbformat.read(path, as_version=4).cells[0].source) or UNSAID
 
 
+@contextmanager
+def own_temporary_folder():
+    "What pages, and the processes that they start or kill, leave in the folder for temporary files goes too."
+    with tempfile.TemporaryDirectory(prefix="pages-", ignore_cleanup_errors=True) as folder:
+        # torch keeps there, too, what it has compiled: that stays where it is
+        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+        kept = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        with patch.dict(os.environ, TMPDIR=folder, TORCHINDUCTOR_CACHE_DIR=kept):
+            yield
+
+
 def run(paths, write: bool, jobs: int) -> int:
     """Execute the chapters in fresh kernels; `write` stores the outputs.
 
@@ -254,6 +267,7 @@ def run(paths, write: bool, jobs: int) -> int:
     failed, start = [], time.time()
     forks = jobs > 1 and not write and sys.platform == "linux"
     with (
+        own_temporary_folder(),
         forked_kernels() if forks else nullcontext("") as kernel,
         ThreadPoolExecutor(1 if write else jobs) as pool,
     ):

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -45,8 +44,8 @@ from tinygpt.data.tokens import (
     count_eot_text,
     load_corpus,
     open_token_data,
-    passed_over,
     sha256_file,
+    tell_passed_over,
     token_dtype,
     write_token_data,
 )
@@ -355,11 +354,11 @@ def prepare_shards(
         check_free(out)
     _check_settings(val_fraction, shard_tokens, workers)
     documents = None if data in CORPORA else find_documents(data, text_key, separator=separator)
+    if progress:
+        tell_passed_over(data, *SUFFIXES)
     if documents is None or documents.is_one_text:
         check_free(out)
         return _prepare_corpus(load_corpus(data, separator), out, tokenizer, vocab_size, progress)
-    if progress and (line := passed_over(data, *SUFFIXES)):
-        print(line, file=sys.stderr)
     recipe = dict(
         documents=documents.fingerprint,
         tokenizer=tokenizer,

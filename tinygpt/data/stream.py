@@ -32,7 +32,7 @@ from tinygpt.data.tokens import (
     cache_folder,
     fill_cache,
     load_corpus,
-    passed_over,
+    tell_passed_over,
     token_dtype,
     unsplit_warning,
 )
@@ -294,7 +294,7 @@ class StreamLoader:
         return sum(self.state["dropped"][row] for row in self.maker.mine)
 
     def state_dict(self) -> dict:
-        "The state of all ranks. If there are several, all of them have to call it together."
+        'The state of all ranks, and "settings". If there are several, all of them have to call it together.'
         state = {**self.state, "settings": self.settings}
         if self.world_size > 1 and dist.is_available() and dist.is_initialized():
             states = [None] * self.world_size
@@ -361,6 +361,8 @@ def open_stream(
     The tokenizer and the tokens of `val` are made once and kept in the cache.
     """
     documents = None if data in CORPORA else find_documents(data, text_key, separator=separator)
+    if progress:
+        tell_passed_over(data, *SUFFIXES)
     corpus = None
     if documents is None or documents.is_one_text:  # split by position, not by hash
         corpus = load_corpus(data, separator)
@@ -370,8 +372,6 @@ def open_stream(
             print(warning, file=sys.stderr)
     else:
         origin = documents.fingerprint
-        if progress and (line := passed_over(data, *SUFFIXES)):
-            print(line, file=sys.stderr)
     folder = cache_folder("stream", tokenizer, vocab_size, f"stream {origin} {val_fraction} {val_tokens}")
 
     def make():

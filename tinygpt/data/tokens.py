@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['EOT_TEXT', 'SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'ROWS', 'TOKENIZERS', 'OPEN_FILES', 'Corpus',
            'hold_out', 'encoding_problem', 'source_path', 'check_regular', 'split_text', 'unescape', 'read_text',
-           'sotu', 'shakespeare', 'load_corpus', 'check_no_table', 'passed_over', 'check_text_size', 'count_eot_text',
-           'unsplit_warning', 'build_tokenizer', 'token_dtype', 'sha256_file', 'sha256_once', 'owned_path',
-           'clear_abandoned', 'write_token_data', 'TokenFile', 'map_file', 'Shards', 'meta_problems', 'TokenData',
-           'holds_tokens', 'open_token_data', 'open_split', 'check_ids', 'cache_folder', 'fill_cache', 'remember_text',
-           'prepare']
+           'sotu', 'shakespeare', 'load_corpus', 'check_no_table', 'tell_passed_over', 'check_text_size',
+           'count_eot_text', 'unsplit_warning', 'build_tokenizer', 'token_dtype', 'sha256_file', 'sha256_once',
+           'owned_path', 'clear_abandoned', 'write_token_data', 'TokenFile', 'map_file', 'Shards', 'meta_problems',
+           'TokenData', 'holds_tokens', 'open_token_data', 'open_split', 'check_ids', 'cache_folder', 'fill_cache',
+           'remember_text', 'prepare']
 
 # %% ../../nbs/more/03_data_tokens.ipynb #imports
 import codecs
@@ -244,15 +244,19 @@ def load_corpus(
 # files of many documents, for the stream loader
 ROWS = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst")
 
+_FROM_TABLE = (
+    "import csv, json, sys; csv.field_size_limit(2**30); "
+    "[print(json.dumps(row)) for row in csv.DictReader(sys.stdin{})]"
+)
 _AS_LINES = {  # a table's kind -> what makes .jsonl of it
     ".json": "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]",
-    ".csv": "import csv, json, sys; csv.field_size_limit(2**30); "
-    "[print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]",
+    ".csv": _FROM_TABLE.format(""),
+    ".tsv": _FROM_TABLE.format(', delimiter="\\t"'),
 }
 
 
 def check_no_table(path: Path):
-    "UserError for a .json or .csv file, with the command that makes .jsonl of it."
+    "UserError for a .json, .csv or .tsv file, with the command that makes .jsonl of it."
     if path.is_dir() or not _ends_in(path.name, *_AS_LINES):
         return
     work = f"python -c '{_AS_LINES[path.suffix.lower()]}' < {shlex.quote(str(path))} > NEW.jsonl"
@@ -262,19 +266,19 @@ def check_no_table(path: Path):
     )
 
 
-def passed_over(
+def tell_passed_over(
     data: str,  # as given
     *suffixes: str,  # of the files that are read
-) -> str:
-    "A line that says what a folder holds beside them; empty if there is nothing."
+) -> None:
+    "Say on stderr what a folder holds beside them; nothing if there is nothing."
     place = source_path(data)
     if data in CORPORA or not place.is_dir():
-        return ""
+        return
     others = [file.name for file in _visible_files(place, "") if not _ends_in(file.name, *suffixes)]
-    if not others:
-        return ""
-    some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-    return f"{place}: files of other kinds are not read: {len(others):,} ({some})"
+    if others:
+        some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        told = f"{place}: files of other kinds are not read: {len(others):,} ({some})"
+        print(told, file=sys.stderr)
 
 
 def _ends_in(name: str, *suffixes: str) -> bool:
@@ -790,8 +794,9 @@ def prepare(
         return open_token_data(place)
     known, corpus = remember_text(data, separator)
     if progress:
-        for line in filter(None, (known["warning"], passed_over(data, ".txt"))):
-            print(line, file=sys.stderr)
+        if known["warning"]:
+            print(known["warning"], file=sys.stderr)
+        tell_passed_over(data, ".txt")
     folder = cache_folder(known["name"], tokenizer, vocab_size, f"format 1 {known['fingerprint']}")
 
     def make():

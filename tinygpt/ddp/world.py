@@ -201,6 +201,8 @@ def connect_store(
     if limit is None:
         limit = _meeting_limit()
         remedy += "; TINYGPT_MEETING=600 waits longer"
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # perhaps there are no others, and RANK is left over
+        remedy += "; to run alone, unset RANK and WORLD_SIZE"
     place = _place()
     if place is None:
         raise _wrong("no RANK and no WORLD_SIZE in the environment")

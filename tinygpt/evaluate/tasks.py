@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TASKS', 'encode_pair', 'pair_windows', 'continuation_losses', 'Item', 'hellaswag_item', 'storycloze_item',
            'lambada_item', 'read_rows', 'Task', 'load_items', 'few_shot', 'wilson_interval', 'centered_accuracy',
-           'mean_centered_accuracy', 'check_finite', 'score_items', 'evaluate_task', 'task_line', 'exact_match',
-           'pass_at_k', 'score_completions']
+           'mean_centered_accuracy', 'check_finite', 'score_items', 'task_items', 'evaluate_task', 'task_line',
+           'exact_match', 'pass_at_k', 'score_completions']
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #imports
 import csv
@@ -327,7 +327,10 @@ def few_shot(
 ) -> list[Item]:
     """The items, each with `k` solved examples before its context, separated by blank lines.
 
-    The draws are those of lm-evaluation-harness (`num_fewshot`). UserError if the pool is too small.
+    The draws are those of lm-evaluation-harness (`num_fewshot`): one `random.Random(seed)` goes through the
+    items. `sample` draws k of the pool (without a pool k + 1 of the items, as one may be the item itself);
+    the first k that are not the item are its examples, in this order. If that leaves fewer than k, it draws
+    k again, from all that are not the item. UserError if there are too few.
     """
     if k < 0:
         raise UserError(f"few_shot: {k} examples before each question are not possible: give 0 or more")
@@ -455,6 +458,20 @@ def score_items(
     return result | more
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #evaluate-task
+def task_items(
+    task: str,  # a name in `TASKS`
+    data: str = "",  # see `read_rows`; empty: the hub
+    limit: int | None = None,
+    shots: int = 0,  # solved examples before each question
+    examples: str = "",  # the file they are drawn from, see `read_rows`; empty: the questions of the task
+) -> list[Item]:
+    "The questions of a task as they are asked. Without a file, examples come from all the task's questions."
+    all_of_them = shots and not examples  # with a limit, examples still come from the whole file
+    items = load_items(task, data, None if all_of_them else limit)
+    pool = load_items(task, examples) if shots and examples else None
+    return few_shot(items, shots, pool)[:limit]
+
+
 def evaluate_task(
     model: GPT,
     tokenizer: Tokenizer,
@@ -464,16 +481,15 @@ def evaluate_task(
     batch_size: int = 16,
     world: World | None = None,
     shots: int = 0,  # solved examples before each question
-    examples: str = "",  # the file they are drawn from, see `read_rows`; empty: the questions of the task
+    examples: str = "",  # the file they are drawn from; see `task_items`
+    items: list[Item] | None = None,  # from `task_items`; None: it is asked here
 ) -> dict:
     """`score_items` of a task, with "task", "data" and "limit" as asked, and "published".
 
-    With shots also "few_shot" and "examples"; without a file, they come from all the task's questions.
+    With shots also "few_shot" and "examples".
     """
-    all_of_them = shots and not examples  # with a limit, examples still come from the whole file
-    items = load_items(task, data, None if all_of_them else limit)
-    pool = load_items(task, examples) if shots and examples else None
-    items = few_shot(items, shots, pool)[:limit]
+    if items is None:
+        items = task_items(task, data, limit, shots, examples)
     scores = score_items(model, tokenizer, items, batch_size, world)
     asked = {"task": task, "data": data or TASKS[task].hub, "limit": limit}
     asked |= {"few_shot": shots, "examples": examples} if shots else {}

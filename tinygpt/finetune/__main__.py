@@ -23,6 +23,7 @@ import torch
 from ..accumulate_memory import ChunkedLossGPT
 from ..checkpoint_open import open_model
 from ..data.windows import to_batch
+from ..ddp.agree import on_all, on_first
 from ..ddp.world import World, close_world, init_world
 from tinygpt.finetune.answers import (
     AnswerLoader,
@@ -37,7 +38,6 @@ from .template import chat_tokenizer, grow_model, is_chat, make_chat_base, read_
 from ..run.command import check_kept, nothing_left, settings_named
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
-from ..run.parallel import on_all, on_first
 from ..run.setup import Run, kept_settings, validation_rows
 from tinygpt.run.stage import (
     StageOptions,

@@ -16,7 +16,9 @@ from typing import Literal
 import torch
 
 from ..checkpoint_open import open_model
-from ..ddp.world import close_world, init_world
+from ..ddp.agree import on_all, on_first
+from ..ddp.watchdog import Watchdog
+from ..ddp.world import close_world, init_world, set_timeout
 from ..finetune.answers import right_shares
 from ..finetune.tasks import make_examples
 from .pairs import encode_preference, read_pairs, task_pairs
@@ -25,7 +27,6 @@ from .train import Preferences, _pair_problem, batch_problems, dpo_objective
 from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
-from ..run.parallel import on_all, on_first
 from ..run.setup import Objective, Run
 from ..run.stage import StageOptions, config_after, own_settings, stage_options
 from ..support import UserError, command, read_json
@@ -153,7 +154,10 @@ def run_options(options: Options) -> TrainResult:
     "Train with these options."
     world = init_world(options.train.system.device, timeout=1800)
     on_all(world, lambda: check_start(options, world.world_size))
-    preferences = on_first(world, lambda: open_preferences(options, world.device))
+    with Watchdog(world, patience=300):  # the others wait while rank 0 draws, perhaps for hours
+        set_timeout(86400)
+        preferences = on_first(world, lambda: open_preferences(options, world.device))
+        set_timeout(1800)
     objective = preference_objective(preferences, asked_of(options))
     line = partial(pairs_line, preferences=preferences, source=options.data)
     kept = replace(objective, settings=own_settings(options), introduce=line)

@@ -268,7 +268,10 @@ class RolloutLoader:
         return x.to(self.run.policy.device), y.to(self.run.policy.device)
 
     def state_dict(self) -> dict:
-        "The position, and the answers if they will be used again. All processes call it together."
+        """The position, and the answers if they will be used again. All processes call it together.
+
+        "step", "recipe" and "totals" are plain; "drawn": [prompt, new, logprobs, advantage] of each answer.
+        """
         drawn = []
         if self.step % self.recipe.reuse:
             drawn = [[a.prompt, a.new, a.logprobs, advantage] for a, advantage in self.drawn]

@@ -30,11 +30,11 @@ from ..accumulate import train_step
 from ..checkpoint import prune, save_checkpoint, verify_checkpoint
 from ..compile import compile_model
 from ..data.chunks import Report
+from ..ddp.agree import any_rank, known_to_all, on_first
 from ..evaluate.score import Score
 from ..generate.text import stream_text
 from ..measure.speed import StepMeter, describe, flops_per_token, promised_peak
 from .config import EvalConfig
-from .parallel import any_rank, known_to_all, on_first
 from .report import RunLog, metric_sinks, plot_losses, read_metrics, write_report
 from tinygpt.run.setup import (
     Run,

@@ -41,6 +41,7 @@ from tinygpt.checkpoint import (
 from ..checkpoint_open import find_model, keep_tokenizer, open_model
 from ..data.open import make_loader, open_data
 from ..data.tokens import TOKENIZERS, Shards, TokenData, build_tokenizer
+from ..ddp.agree import check_alike, known_to_all, on_all, on_first
 from ..ddp.world import World, init_world, set_timeout
 from ..document_masks import Apart, was_masked
 from ..evaluate.score import Score, compressor_bits, evaluate
@@ -51,7 +52,7 @@ from ..model_hf import load_hf
 from ..precision import LossScaler, Policy, choose_policy
 from .config import TrainConfig, check_memory, find_tokenizer
 from .folder import _kept_objective, check_folder, claim_folder, remove_run
-from .parallel import Single, check_alike, choose_parallel, known_to_all, on_all, on_first
+from .parallel import Single, choose_parallel
 from .presets import PRESETS, preset
 from .report import read_metrics
 from ..schedule import make_schedule
