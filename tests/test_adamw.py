@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_runs import change_over, fifty_steps, thousand_steps, with_gradients
+from torch_runs import STEPS, change_over, fifty_steps, many_steps, with_gradients
 
 from tinygpt.adamw import (
     DEFAULTS,
@@ -57,10 +57,10 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("eps", [10.0**-k for k in range(3, 11)])
-def test_a_thousand_steps_equal_torchs(eps, weight_decay, dtype):
+def test_three_hundred_steps_equal_torchs(eps, weight_decay, dtype):
     "In any order of operations; test_bits.py has the package's, which gives the same bits."
-    close = 1000 * torch.finfo(dtype).eps  # a rounding in each step
-    for p, q in thousand_steps(AdamW, eps, weight_decay, dtype):
+    close = STEPS * torch.finfo(dtype).eps  # a rounding in each step
+    for p, q in many_steps(AdamW, eps, weight_decay, dtype):
         torch.testing.assert_close(p, q, rtol=close, atol=close)
 
 

@@ -59,7 +59,7 @@ NUMBERS = [
     ("half a step", "--max-steps 0.5", "0.5"),
     ("no layer", "--n-layer 0", "n_layer = 0"),
     ("a million layers", "--n-layer 1000000", "n_layer = 1000000 is too large"),
-    ("layers beyond the memory", "--n-layer 10000 --n-embd 19200", "bytes"),
+    ("layers beyond the memory", "--n-layer 1000 --n-embd 57600", "bytes"),
     ("a width beyond the memory", "--n-embd 960000", "bytes"),
     ("a width beyond all bounds", "--n-embd 60000000", "n_embd = 60000000 is too large"),
     ("heads that do not divide", "--n-head 5", "n_head = 5"),

@@ -6,7 +6,7 @@ Another order is as right and has other last digits, so these are not among the 
 import pytest
 import torch
 from torch import nn
-from torch_runs import change_over, fifty_steps, fifty_steps_of_muon, thousand_steps, with_gradients
+from torch_runs import change_over, fifty_steps, fifty_steps_of_muon, many_steps, with_gradients
 
 import tinygpt.accumulate as accumulate
 import tinygpt.adamw as adamw
@@ -16,8 +16,8 @@ import tinygpt.muon as muon
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("eps", [10.0**-k for k in range(3, 11)])
-def test_a_thousand_steps_of_adamw_equal_torchs_bit_for_bit(eps, weight_decay, dtype):
-    for p, q in thousand_steps(adamw.AdamW, eps, weight_decay, dtype):
+def test_three_hundred_steps_of_adamw_equal_torchs_bit_for_bit(eps, weight_decay, dtype):
+    for p, q in many_steps(adamw.AdamW, eps, weight_decay, dtype):
         assert torch.equal(p, q)
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -28,6 +29,7 @@ def source_file(module: str) -> Path:
     return ROOT / f"tinygpt/{module.replace('.', '/')}.py"
 
 
+@cache
 def imports_of(module: str) -> set[str]:
     "What an exported module imports, in dotted form."
     return pages.imports_in(source_file(module).read_text(encoding="utf-8"), module)
@@ -218,20 +220,32 @@ def test_each_module_can_be_imported_alone_without_a_circle(module):
                 todo.append(other)
 
 
-@pytest.fixture
-def copy(tmp_path):
-    "A copy of what the sync check looks at; the tool in it checks the copy."
+# in one process: each imports for longer than it works
+SYNC = """
+import sys
+sys.path.insert(0, "tools")
+import book
+book.write_headers()
+book.write_readme(book.ROOT)
+sys.exit(book.check())
+"""
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    "A folder with what the sync check looks at; the tool in it checks this folder."
+    folder = tmp_path_factory.mktemp("book")
     for name in ("nbs", "tinygpt", "tools"):
         shutil.copytree(
-            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
         )
     for name in ("settings.ini", "pyproject.toml", "setup.py", "README.md", "CITATION.cff"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.rmtree(tmp_path / "tinygpt")  # two pages are enough, and quick
-    (tmp_path / "tinygpt").mkdir()
-    shutil.copy(ROOT / "tinygpt/__init__.py", tmp_path / "tinygpt")
+        shutil.copy(ROOT / name, folder)
+    shutil.rmtree(folder / "tinygpt")  # two pages are enough, and quick
+    (folder / "tinygpt").mkdir()
+    shutil.copy(ROOT / "tinygpt/__init__.py", folder / "tinygpt")
     kept = ("00_support.ipynb", "11_schedule.ipynb", "index.ipynb")
-    for path in (tmp_path / "nbs").rglob("*.ipynb"):
+    for path in (folder / "nbs").rglob("*.ipynb"):
         if path.name not in kept:
             path.unlink()
 
@@ -240,12 +254,16 @@ def copy(tmp_path):
         rows = [line for line in text if "](" not in line or any(name in line for name in kept)]
         nb["cells"][-1]["source"] = "\n".join(rows)
 
-    edit(tmp_path / "nbs/index.ipynb", shorten)
-    sync(tmp_path, "nbdev_export")
-    for what in ("headers", "readme"):
-        sync(tmp_path, "python", "tools/book.py", what)
-    assert check(tmp_path) == (0, "package and notebooks: in sync and clean\n")
-    return tmp_path
+    edit(folder / "nbs/index.ipynb", shorten)
+    sync(folder, "nbdev_export")
+    sync(folder, "python", "-c", SYNC)
+    return folder
+
+
+@pytest.fixture
+def copy(original, tmp_path):
+    "A copy of it."
+    return shutil.copytree(original, tmp_path / "copy")
 
 
 def sync(folder, *command):

@@ -379,6 +379,7 @@ print("equal")
 @pytest.mark.slow
 @pytest.mark.skipif(bool(compile_problem(torch.device("cpu"))), reason=compile_problem(torch.device("cpu")))
 def test_with_a_real_compiler_a_step_is_the_plain_models_up_to_rounding(tmp_path):
-    done = python(INDUCTOR, tmp_path)
+    # torch compiles for each instruction set that this CPU has a program to see whether its compiler can
+    done = python(INDUCTOR, tmp_path, TORCHINDUCTOR_VEC_ISA_OK="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith("compiled") and done.stdout.splitlines()[1:] == ["equal"]

@@ -174,7 +174,7 @@ def test_a_text_beside_rows_of_data_is_not_taken_for_all_there_is(tmp_path, monk
         Path(name).unlink()
     Path(name).write_text(rows)
     command = re.search(r"python -m (tinygpt.data) (prepare data) FOLDER", str(told.value))
-    assert prepare_command([*command[2].split(), "out", "--val-fraction", "0.1"]) == 0
+    assert prepare_command([*command[2].split(), "out", "--val-fraction", "0.1", "--workers", "0"]) == 0
     assert sum(split["documents"] for split in prepare("out").meta["splits"].values()) == 100
 
 
@@ -213,7 +213,8 @@ def test_files_of_other_kinds_in_a_folder_are_said_to_be_unread(tmp_path, cache,
     def read():
         if reader == "prepare":
             out = tmp_path / f"out {len(os.listdir(folder))}"
-            assert prepare_command(["prepare", str(folder), str(out), "--tokenizer", "byte"]) == 0
+            words = ["prepare", str(folder), str(out), "--tokenizer", "byte", "--workers", "0"]
+            assert prepare_command(words) == 0
         else:
             open_data(str(folder), "byte", loader=reader, progress=True)
         return capsys.readouterr().err

@@ -177,12 +177,12 @@ def everything(world):
     found["collectives"] = show_collectives(world)
     if world.world_size > 1:
         for how in ("ddp", "fsdp"):
-            found[f"20 {how}"] = train_together(world, how, CONFIG, steps=20, micro_batch_size=2)
+            found[f"8 {how}"] = train_together(world, how, CONFIG, steps=8, micro_batch_size=2)
         found["ddp 64"] = train_together(world, "ddp", CONFIG, dtype=torch.float64, micro_batch_size=2)
         found["fsdp 64"] = train_together(world, "fsdp", CONFIG, dtype=torch.float64, micro_batch_size=2)
         for name, config in (("gpt2", CONFIG), ("llama", LLAMA)):
             for how in ("fsdp", "fsdp bf16"):
-                run = dict(steps=8, micro_batch_size=2, autocast=True)
+                run = dict(steps=4, micro_batch_size=2, autocast=True)
                 found[f"{name}, {how}"] = train_together(world, how, config, **run)
     if world.world_size == 2:
         for wrap in ("after", "overlapped", "buckets"):
@@ -212,7 +212,7 @@ def results():
 def alone():
     "One process on the whole batch."
     return {
-        "20": train_together(World(), "alone", CONFIG, steps=20),
+        "8": train_together(World(), "alone", CONFIG, steps=8),
         "64": train_together(World(), "alone", CONFIG, dtype=torch.float64),
     }
 
@@ -300,30 +300,30 @@ def test_a_parameter_that_nobody_uses_stops_the_line_but_not_the_step(results, n
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_twenty_steps_have_the_losses_and_weights_of_one_process(results, alone, n, how):
+def test_eight_steps_have_the_losses_and_weights_of_one_process(results, alone, n, how):
     for rank in range(n):
-        together = results[n][rank][f"20 {how}"]
-        assert together["losses"] == pytest.approx(alone["20"]["losses"], abs=1e-5)
-        assert difference(together["weights"], alone["20"]["weights"]) < 1e-4
+        together = results[n][rank][f"8 {how}"]
+        assert together["losses"] == pytest.approx(alone["8"]["losses"], abs=1e-5)
+        assert difference(together["weights"], alone["8"]["weights"]) < 1e-4
         exact = results[n][rank][f"{how} 64"]
         assert difference(exact["weights"], alone["64"]["weights"]) < 1e-12
         assert difference(exact["grads"], alone["64"]["grads"]) < 1e-12
-    assert alone["20"]["losses"][-1] < alone["20"]["losses"][0]
+    assert alone["8"]["losses"][-1] < alone["8"]["losses"][0]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_fsdp_keeps_a_part_and_ddp_keeps_all(results, alone, n):
-    for kind, total in alone["20"]["kept"].items():
-        assert results[n][0]["20 ddp"]["kept"][kind] == total
-        parts = [results[n][rank]["20 fsdp"]["kept"][kind] for rank in range(n)]
+    for kind, total in alone["8"]["kept"].items():
+        assert results[n][0]["8 ddp"]["kept"][kind] == total
+        parts = [results[n][rank]["8 fsdp"]["kept"][kind] for rank in range(n)]
         assert sum(parts) == total and max(parts) < 1.2 * total / n
 
 
 @pytest.mark.parametrize("name, config", [("gpt2", CONFIG), ("llama", LLAMA)])
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_weights_that_travel_in_bfloat16_change_no_bit_of_a_run_under_autocast(results, n, name, config):
-    one = train_together(World(), "alone", config, steps=8, micro_batch_size=2, autocast=True)
-    exact = train_together(World(), "alone", config, steps=8)
+    one = train_together(World(), "alone", config, steps=4, micro_batch_size=2, autocast=True)
+    exact = train_together(World(), "alone", config, steps=4)
     assert one["losses"] != exact["losses"], "autocast is on"
     for rank in range(n):
         long, short = (results[n][rank][f"{name}, {how}"] for how in ("fsdp", "fsdp bf16"))
@@ -360,8 +360,8 @@ def test_a_flag_that_is_set_between_forward_and_backward_lets_the_ranks_drift_ap
     assert difference(right["weights"], results[2][1]["last"]["weights"]) == 0
     # each rank now trains a model of its own
     assert difference(wrong["weights"], results[2][1]["flag"]["weights"]) > 1e-3
-    assert right["losses"] == pytest.approx(alone["20"]["losses"][:3], abs=1e-5)
-    assert abs(wrong["losses"][2] - alone["20"]["losses"][2]) > 1e-4
+    assert right["losses"] == pytest.approx(alone["8"]["losses"][:3], abs=1e-5)
+    assert abs(wrong["losses"][2] - alone["8"]["losses"][2]) > 1e-4
 
 
 def test_gradients_that_are_synced_in_every_micro_step_cost_a_call_each(results):

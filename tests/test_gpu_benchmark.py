@@ -448,6 +448,13 @@ def test_messages_that_run_beside_kernels_are_hidden():
     assert parallel.overlap({"gemm": [(0, 1)]})["hidden"] is None
 
 
+# to import torch takes longer than all the rest, and without a GPU the turns need nothing of it
+WITHOUT_TORCH = """
+import sys
+from types import SimpleNamespace
+sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+sys.modules["tinygpt.support"] = SimpleNamespace(synchronize=lambda: None)
+"""
 TURN = """
 import json, sys, time
 sys.path[:0] = sys.argv[2:]
@@ -466,6 +473,7 @@ open(sys.argv[1], "w").write(json.dumps([began, ready, goes, over]))
 
 def turn(place, program=TURN):
     "A process that gets ready, is measured, and writes down when."
+    program = WITHOUT_TORCH + program
     words = [sys.executable, "-c", program, str(place), str(ROOT), str(ROOT / "benchmarks")]
     return alone.Job(place.name, lambda minutes: words, {})
 
@@ -567,14 +575,16 @@ def test_side_by_side_all_are_stopped_when_the_time_has_long_been_over(tmp_path,
 
 
 def test_a_process_ends_some_time_after_its_deadline_whatever_it_does():
-    program = "import sys, time; sys.path[:0] = sys.argv[1:]; from gpu_pieces import alone; alone.GRACE = 0\n"
+    program = WITHOUT_TORCH
+    program += "import time; sys.path[:0] = sys.argv[1:]; from gpu_pieces import alone; alone.GRACE = 0\n"
     program += "alone.end_in_time(0.0); time.sleep(1000)"
     done = subprocess.run([sys.executable, "-c", program, str(ROOT), str(ROOT / "benchmarks")])
     assert done.returncode == -signal.SIGTERM
 
 
 def test_who_waits_for_turns_ends_when_the_command_that_gives_them_was_killed(tmp_path):
-    program = "import sys, time; sys.path[:0] = sys.argv[1:]; from gpu_pieces import alone\n"
+    program = WITHOUT_TORCH
+    program += "import time; sys.path[:0] = sys.argv[1:]; from gpu_pieces import alone\n"
     program += "alone.end_in_time(time.monotonic() + 1000); print('ready', flush=True); time.sleep(1000)"
     words = [sys.executable, "-c", program, str(ROOT), str(ROOT / "benchmarks")]
     command = f"import subprocess; subprocess.Popen({words!r}).wait()"

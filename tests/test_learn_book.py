@@ -36,7 +36,15 @@ from tinygpt.support import UserError
 
 ROOT = find_project()
 CHAPTERS = find_chapters(ROOT)
-exercises_of = functools.lru_cache(exercises_of)
+exercises_of = functools.lru_cache(exercises_of)  # the book's files stay as they are
+notebook_of = functools.lru_cache(make_notebook)
+
+
+@pytest.fixture
+def read_once(monkeypatch):
+    "Who looks for a chapter reads all pages, each time."
+    monkeypatch.setattr(book, "exercises_of", exercises_of)
+    monkeypatch.setattr(book, "module_of", functools.lru_cache(module_of))
 
 
 def squeeze(text):
@@ -75,7 +83,7 @@ def test_no_exercise_is_there_twice():
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_learners_notebook_is_valid_and_holds_no_solution(chapter):
     exercises = exercises_of(ROOT, chapter)
-    nb = make_notebook(ROOT, chapter)
+    nb = notebook_of(ROOT, chapter)
     nbformat.validate(nbformat.from_dict(nb))
     exported = [c["source"] for c in nb["cells"] if is_exported(c)]
     for source in exported:
@@ -93,7 +101,7 @@ def test_a_learners_notebook_is_valid_and_holds_no_solution(chapter):
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_links_of_a_learners_notebook_lead_to_what_is_there(chapter):
-    cells = [c["source"] for c in make_notebook(ROOT, chapter)["cells"] if c["cell_type"] == "markdown"]
+    cells = [c["source"] for c in notebook_of(ROOT, chapter)["cells"] if c["cell_type"] == "markdown"]
     for link in re.findall(r"\]\(([^)#\s]+)", "\n".join(cells)):
         if not link.startswith(("http", "attachment:", "data:")):
             assert (ROOT / "learn" / link).resolve().exists(), link
@@ -273,7 +281,7 @@ def test_chapters_are_found_by_number_name_and_module():
 @pytest.mark.parametrize(
     "which", ["99", "26", "adam", "²", "06_ngram", "learn", "learn.book", "data.__main__"]
 )
-def test_what_has_no_exercises_is_no_chapter(which):
+def test_what_has_no_exercises_is_no_chapter(read_once, which):
     said = re.escape(f"chapter = {which} is not one of those with exercises: 00_support")
     with pytest.raises(UserError, match=said):
         find_chapters(ROOT, which)

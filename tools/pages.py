@@ -33,6 +33,16 @@ def colab_link(path: Path) -> str:
     return f"{settings()['colab_url']}/{path.relative_to(ROOT).as_posix()}"
 
 
+@cache
+def _read(path: Path, changed: int):
+    return nbformat.read(path, as_version=4)
+
+
+def read(path: Path):
+    "A notebook, to look at. It is read again only if its file has changed."
+    return _read(path, path.stat().st_mtime_ns)
+
+
 # ---- the reading order: written down once, in the index
 
 
@@ -54,7 +64,7 @@ ROW = re.compile(r"^\| *(\d*) *\| \[(.+?)\]\(([\w/]+\.ipynb)\) \| (.*?) \| (.*?)
 
 def contents() -> list[Row]:
     "All pages but the index, in the order in which the index lists them."
-    nb = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4)
+    nb = read(ROOT / "nbs/index.ipynb")
     text = "\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
     part, rows = "", []
     for line in text.partition(LIST)[2].splitlines():
@@ -88,7 +98,7 @@ def index_problems():
     for page in sorted(listed & pages):
         if label.get(page.stem) not in LABELS:
             yield f"nbs/index.ipynb: {page.name} needs a label: {', '.join(LABELS)}"
-    cells = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells
+    cells = read(ROOT / "nbs/index.ipynb").cells
     if doors_line() not in cells[0].source:
         yield "nbs/index.ipynb: the line under its title is not up to date (run `make export`)"
     for cell in cells:
@@ -98,7 +108,7 @@ def index_problems():
 
 def module_of(path: Path) -> str | None:
     "The module that a notebook exports, such as data.stream; None where it exports nothing."
-    return module_in(nbformat.read(path, as_version=4))
+    return module_in(read(path))
 
 
 def module_in(nb) -> str | None:
@@ -136,7 +146,7 @@ def modules_named(place: str, names: list[str]) -> set[str]:
 
 def code_of(path: Path) -> str:
     "All code of a notebook, without magics."
-    cells = nbformat.read(path, as_version=4).cells
+    cells = read(path).cells
     source = "\n".join(c.source for c in cells if c.cell_type == "code")
     return re.sub(r"^([ \t]*)[%!].*$", r"\1pass", source, flags=re.M)
 
@@ -162,7 +172,7 @@ def page_facts() -> dict[Path, dict]:
 
 def minutes_to_read(path: Path) -> int:
     "200 words or 15 lines of code a minute, rounded up to five. The header itself does not count."
-    nb = nbformat.read(path, as_version=4)
+    nb = read(path)
     words = sum(len(HEADER.sub("", c.source).split()) for c in nb.cells if c.cell_type == "markdown")
     lines = sum(len(c.source.splitlines()) for c in nb.cells if c.cell_type == "code")
     return max(5, 5 * math.ceil((words / 200 + lines / 15) / 5))
@@ -345,7 +355,7 @@ def seconds_in(source: str) -> int:
 
 def header_problems(path: Path, facts: dict):
     "Whether the line under the title is the one that `write_headers` would write."
-    title = nbformat.read(path, as_version=4).cells[0].source
+    title = read(path).cells[0].source
     line = header_line(path, facts[path], seconds_in(title))
     if not seconds_in(title) or line not in title:
         yield f"{path.name}: the line under its title is not up to date (run `make export`)"
