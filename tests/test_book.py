@@ -357,6 +357,7 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
 def test_forked_kernels_share_nothing_but_what_was_imported(tmp_path, capfd):
     cells = [
         "import os, signal, subprocess, sys\nassert 'torch' in sys.modules and not hasattr(sys, 'left')",
+        "import importlib.util as u\nassert ('torch._dynamo' in sys.modules) != bool(u.find_spec('triton'))",
         "sys.left = 1  # the next kernel must not see it",
         "assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL",
         "assert subprocess.run([sys.executable, '-c', 'exit(3)']).returncode == 3",

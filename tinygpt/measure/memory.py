@@ -16,7 +16,7 @@ import torch
 
 import tinygpt.model
 from ..model import GPT, GPTConfig
-from ..support import Undrawn, UserError, peak_bytes
+from ..support import TorchAdamW, Undrawn, UserError, peak_bytes
 from ..tokenizer import pad_vocab
 
 # %% ../../nbs/more/07_measure_memory.ipynb #counts
@@ -136,7 +136,7 @@ def training_step(
     else:
         matrices = [p for p in model.h.parameters() if p.dim() == 2] if optimizer == "muon" else []
         rest = [p for p in model.parameters() if not any(p is q for q in matrices)]
-        optimizers = [torch.optim.AdamW(rest, lr=1e-4, fused=True)]
+        optimizers = [TorchAdamW(rest, lr=1e-4, fused=True)]
         if matrices:
             optimizers.append(torch.optim.Muon(matrices, lr=1e-4))
     shape = (batch_size, config.block_size)
