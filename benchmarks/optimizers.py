@@ -1,6 +1,6 @@
 """Optimizers, weight decay and schedules on small GPTs: the grids that chapters 10 and 11 draw.
 
-    python benchmarks/optimizers.py --threads 1                 # prints; about 30 minutes on one core
+    python benchmarks/optimizers.py --threads 1                 # prints; about an hour on one core
     python benchmarks/optimizers.py --threads 1 --save          # and writes results/optimizers.json
     python benchmarks/optimizers.py --threads 1 --save decay    # one part; the others stay as they are
     python benchmarks/optimizers.py --steps 4 --seeds 1         # a trial of the script itself
@@ -10,7 +10,8 @@ sides have the same rates, the same warm-up, the same clipping and the same seed
 weights and the batches. The loss is that of held-out text, the same rows for every run.
 
 Three seeds choose the rates. Eight others, which chose nothing, compare: `compare-optimizers`,
-`compare-pieces` (of Adam), `compare` and `compare-short` (schedules), each way at its best rate; `which`
+`compare-pieces` (of Adam), `compare`, `compare-short` and `compare-longer` (schedules), each way at its best
+rate; `which`
 (weights decay), at the best rate; `compare-kinds` (the usual rule, and decay on all weights), each at its
 best rate and decay; `high` (a warm-up), above the best rate.
 
@@ -22,6 +23,18 @@ or the one without, decay on all weights ends higher than the usual rule, and th
 Written before `pieces` was run: "Adam beats SGD because the steps of all weights are about equally long" is
 refuted if the sign of the momentum, whose steps are of one length, keeps less than half of Adam's gain. And
 Adam's own momentum counts if RMSProp, which is Adam without it, ends higher and the interval leaves 0 out.
+
+Written before `longer` was run: 1,200 steps, four times `long`, whose trends were cut off. Seven ways: a
+constant rate and a trapezoid down to 0.1, each with a warm-up and without; with a warm-up also a trapezoid
+down to 0, and cosines down to 0.1 and to 0. A way whose best rate is at the edge of the grid gets more rates
+beyond it. "Better" is chosen by the three seeds of the grid, never by the eight that compare.
+
+1. The better trapezoid ends lower than the better cosine, both with a warm-up.
+2. A way down to 0 ends lower than the same way down to 0.1: it must hold for the trapezoid and the cosine.
+3. The better cosine ends lower than the better constant rate, with or without a warm-up.
+
+Each is refuted if the interval of the eight differences is above 0, and undecided if it contains 0. (Of the
+second, both intervals below 0: confirmed; one above 0: refuted; else undecided.)
 """
 
 import argparse
@@ -93,6 +106,12 @@ def settings(part: str) -> list[dict]:
         same = dict(model="chapter 11", optimizer="AdamW", schedule="trapezoid", part_of_run=1)
         return [same | dict(warmup=w, lr=lr) for lr in (0.004, 0.008) for w in (0.0, 0.1)]
     deep = dict(model="chapter 11", optimizer="AdamW")
+    if part == "longer":
+        rates = (0.001, 0.0014, 0.002, 0.0028, 0.004)
+        ways = [dict(schedule="constant", warmup=w) for w in (0.0, 0.1)]
+        ways += [dict(schedule="trapezoid", warmup=0.0, final=0.1)]
+        ways += [dict(schedule=k, warmup=0.1, final=f) for k in ("cosine", "trapezoid") for f in (0.1, 0.0)]
+        return [deep | way | dict(lr=lr, part_of_run=4) for way, lr in itertools.product(ways, rates)]
     rates = (0.001, 0.002, 0.004, 0.008, 0.016)
     part_of_run = {"long": 1, "short": 70 / 300}[part]
     ways = [("constant", 0.0), ("constant", 0.1), ("constant", 0.3)]
@@ -136,9 +155,10 @@ COMPARED = {
     "which": None,
     "compare": "long",
     "compare-short": "short",
+    "compare-longer": "longer",
     "high": None,
 }
-PARTS = ("optimizers", "pieces", "decay", "kinds", "short", "long", *COMPARED)
+PARTS = ("optimizers", "pieces", "decay", "kinds", "short", "long", "longer", *COMPARED)
 
 
 def make_model(name: str, vocab_size: int) -> GPT:
@@ -207,7 +227,7 @@ def run(s: dict, train: torch.Tensor, val: torch.Tensor, n_vocab: int) -> dict:
     optimizer = make_optimizer(model, s)
     tops = [group["lr"] for group in optimizer.param_groups]
     steps = s["steps"]
-    schedule = make_schedule(s["schedule"], steps, round(s["warmup"] * steps))
+    schedule = make_schedule(s["schedule"], steps, round(s["warmup"] * steps), s.get("final", 0.1))
     text = train[: s.get("text", FRESH)]
     start, losses = time.process_time(), []
     for step in range(steps):
@@ -246,7 +266,10 @@ def parse(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all where none is named")
     parser.add_argument(
-        "--steps", type=int, default=300, help="of a run; the short ones take 70 / 300 of them"
+        "--steps",
+        type=int,
+        default=300,
+        help="of a run; the short ones take 70 / 300 of them, the longer ones four times as many",
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
