@@ -1,6 +1,6 @@
 """Does a batch that grows pay? And what does a batch four times as large cost? Chapter 12's GPT, 4,800 rows.
 
-    python benchmarks/growing_batch.py --save               # and writes results/growing_batch.json
+    python benchmarks/growing_batch.py --save                # prints, and writes results/growing_batch.json
     python benchmarks/growing_batch.py --rows 240 --seeds 1 # a trial of the script itself
 
 Chapter 12's noise scale grows from a third of a row to 10 rows and more in 40 steps, and the page concludes
@@ -146,23 +146,26 @@ def summary(record: dict) -> dict:
 
     pairs = [("up", "down"), ("up", "mixed"), ("mixed", "down"), ("fixed 32", "fixed 8")]
     pairs += [("up", "fixed 8"), ("up", "fixed 32")]
-    found = {f"{a} - {b}": minus(a, b) for a, b in pairs}
+    found = {f"{a} - {b}": minus(a, b) for a, b in pairs if a in ends and b in ends}
+    said = [(1 + 32 / n) / (1 + 8 / n) for scales in record["noise_scales"] for n in scales]
+    found["times the tokens, predicted"] = round(statistics.mean(said), 3)
     times = []
     curve = ("fixed 32", "fixed 32, 1.5 times", "fixed 32, 2 times")
+    if not set(curve) <= set(ends):
+        return found
     for goal, one, more, two in zip(ends["fixed 8"], *(ends[way] for way in curve)):
         # straight lines through (log tokens, loss); the first and the last go on beyond their ends
         (a, x), (b, y) = ((1, one), (1.5, more)) if goal >= more else ((1.5, more), (2, two))
         at = math.log(a) + (goal - x) / (y - x) * (math.log(b) - math.log(a))
         times.append(round(math.exp(at), 3))
     found["times the tokens"] = [round(value, 3) for value in interval(times)]
-    said = [(1 + 32 / n) / (1 + 8 / n) for scales in record["noise_scales"] for n in scales]
-    found["times the tokens, predicted"] = round(statistics.mean(said), 3)
     return found | {"times the tokens, seed by seed": times}
 
 
 def main():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("ways", nargs="*", help=f"of {', '.join(WAYS)}; all where none is named")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--seeds", type=int, default=8, help="that compare")
     parser.add_argument("--log", type=Path, help="a file of single results: those in it are not run again")
@@ -185,13 +188,15 @@ def main():
         return done[key]
 
     grid, fresh = {}, {}
-    for way in WAYS:
+    for way in args.ways or WAYS:
         runs = {lr: [one("run", way, lr, seed) for seed in range(3)] for lr in RATES}
         while best_rate(runs) in (min(runs), max(runs)):
             lr = best_rate(runs) * (2 if best_rate(runs) == max(runs) else 0.5)
             runs[lr] = [one("run", way, lr, seed) for seed in range(3)]
         grid[way] = {f"{lr:g}": runs[lr] for lr in sorted(runs)}
         fresh[way] = [one("run", way, best_rate(runs), 10 + i) for i in range(args.seeds)]
+    if "fixed 8" not in grid:
+        return
     of_8 = float(best_rate(grid["fixed 8"]))
     scales = [one("noise", of_8, seed) for seed in range(3)]
     record = dict(rows=args.rows, grid=grid, fresh=fresh, noise_scales=scales)
