@@ -149,6 +149,8 @@ def summary(record: dict) -> dict:
     pairs = [("up", "down"), ("up", "mixed"), ("mixed", "down"), ("fixed 32", "fixed 8")]
     pairs += [("up", "fixed 8"), ("up", "fixed 32")]
     found = {f"{a} - {b}": minus(a, b) for a, b in pairs if a in ends and b in ends}
+    if not record["noise_scales"]:
+        return found
     said = [(1 + 32 / n) / (1 + 8 / n) for scales in record["noise_scales"] for n in scales]
     found["times the tokens, predicted"] = round(statistics.mean(said), 3)
     times = []
@@ -199,12 +201,14 @@ def main():
         runs |= {lr: [one("run", way, lr, seed) for seed in range(3)] for lr in tried if lr not in runs}
         grid[way] = {f"{lr:g}": runs[lr] for lr in sorted(runs)}
         fresh[way] = [one("run", way, best_rate(runs), 10 + i) for i in range(args.seeds)]
-    if "fixed 8" not in grid:
-        return
-    of_8 = float(best_rate(grid["fixed 8"]))
-    scales = [one("noise", of_8, seed) for seed in range(3)]
+    scales = []
+    if "fixed 8" in grid:
+        of_8 = float(best_rate(grid["fixed 8"]))
+        scales = [one("noise", of_8, seed) for seed in range(3)]
     record = dict(rows=args.rows, grid=grid, fresh=fresh, noise_scales=scales)
     record |= dict(summary=summary(record))
+    # without the log, which changes nothing
+    record |= dict(command=" ".join(["python benchmarks/growing_batch.py --save", *map(repr, args.ways)]))
     print(json.dumps(record["summary"], indent=1))
     if args.save:
         save("growing_batch", record)
