@@ -24,11 +24,12 @@ Written before `pieces` was run: "Adam beats SGD because the steps of all weight
 refuted if the sign of the momentum, whose steps are of one length, keeps less than half of Adam's gain. And
 Adam's own momentum counts if RMSProp, which is Adam without it, ends higher and the interval leaves 0 out.
 
-Written before `longer` was run: 1,200 steps, four times `long`, whose trends were cut off. All ways have a
-warm-up of a tenth: a constant rate, and cosines and trapezoids, each down to 0.1 and down to 0. Each way
-starts with three rates, a factor of the square root of 2 apart; while its best one is at an edge of what it
-has tried, the next one beyond is tried too. Three seeds choose rates, and which of two is "better"; eight
-others compare. (A constant rate and the trapezoids are the same until the way down: they share these steps.)
+Written before `longer` is run (it has not been yet): 1,200 steps, four times `long`, whose trends were cut
+off. All ways have a warm-up of a tenth: a constant rate, and cosines and trapezoids, each down to 0.1 and
+down to 0. Each way starts with three rates, a factor of the square root of 2 apart; while its best one is at
+an edge of what it has tried, the next one beyond is tried too. Three seeds choose rates, and
+which of two is "better"; eight others compare. (A constant rate and the trapezoids are the same until the way
+down: they share these steps.)
 
 1. The better trapezoid ends lower than the better cosine.
 2. A way down to 0 ends lower than the same way down to 0.1: it must hold for the trapezoid and the cosine.
