@@ -1,6 +1,6 @@
 """Optimizers, weight decay and schedules on small GPTs: the grids that chapters 10 and 11 draw.
 
-    python benchmarks/optimizers.py --threads 1                 # prints; about 30 minutes on one core
+    python benchmarks/optimizers.py --threads 1                 # prints; about an hour on one core
     python benchmarks/optimizers.py --threads 1 --save          # and writes results/optimizers.json
     python benchmarks/optimizers.py --threads 1 --save decay    # one part; the others stay as they are
     python benchmarks/optimizers.py --steps 4 --seeds 1         # a trial of the script itself
@@ -10,7 +10,8 @@ sides have the same rates, the same warm-up, the same clipping and the same seed
 weights and the batches. The loss is that of held-out text, the same rows for every run.
 
 Three seeds choose the rates. Eight others, which chose nothing, compare: `compare-optimizers`,
-`compare-pieces` (of Adam), `compare` and `compare-short` (schedules), each way at its best rate; `which`
+`compare-pieces` (of Adam), `compare`, `compare-short` and `compare-longer` (schedules), each way at its best
+rate; `which`
 (weights decay), at the best rate; `compare-kinds` (the usual rule, and decay on all weights), each at its
 best rate and decay; `high` (a warm-up), above the best rate.
 
@@ -22,9 +23,26 @@ or the one without, decay on all weights ends higher than the usual rule, and th
 Written before `pieces` was run: "Adam beats SGD because the steps of all weights are about equally long" is
 refuted if the sign of the momentum, whose steps are of one length, keeps less than half of Adam's gain. And
 Adam's own momentum counts if RMSProp, which is Adam without it, ends higher and the interval leaves 0 out.
+
+Written before `longer` is run (it has not been yet): 1,200 steps, four times `long`, whose trends were cut
+off. All ways have a warm-up of a tenth: a constant rate, and cosines and trapezoids, each down to 0.1 and
+down to 0. Each way starts with three rates, a factor of the square root of 2 apart; while its best one is at
+an edge of what it has tried, the next one beyond is tried too. Three seeds choose rates, and
+which of two is "better"; eight others compare. (A constant rate and the trapezoids are the same until the way
+down: they share these steps.)
+
+1. The better trapezoid ends lower than the better cosine.
+2. A way down to 0 ends lower than the same way down to 0.1: it must hold for the trapezoid and the cosine.
+3. The better cosine ends lower than the constant rate.
+
+Each is refuted if the interval of the eight differences is above 0, and undecided if it contains 0. (Of the
+second, both intervals below 0: confirmed; one above 0: refuted; else undecided.)
+
+`longer-plain`: the constant rate and the trapezoid down to 0.1 once more, without a warm-up. No claim.
 """
 
 import argparse
+import copy
 import itertools
 import json
 import statistics
@@ -93,6 +111,13 @@ def settings(part: str) -> list[dict]:
         same = dict(model="chapter 11", optimizer="AdamW", schedule="trapezoid", part_of_run=1)
         return [same | dict(warmup=w, lr=lr) for lr in (0.004, 0.008) for w in (0.0, 0.1)]
     deep = dict(model="chapter 11", optimizer="AdamW")
+    if part in OUTWARD:
+        ways = [dict(schedule="constant")] + [dict(schedule="trapezoid", final=f) for f in (0.1, 0.0)]
+        ways += [dict(schedule="cosine", final=f) for f in (0.1, 0.0)]
+        if part == "longer-plain":
+            ways = ways[:2]
+        same = deep | dict(part_of_run=4, warmup=0.0 if part == "longer-plain" else 0.1)
+        return [same | way | dict(lr=lr) for lr, way in itertools.product(LADDER, ways)]
     rates = (0.001, 0.002, 0.004, 0.008, 0.016)
     part_of_run = {"long": 1, "short": 70 / 300}[part]
     ways = [("constant", 0.0), ("constant", 0.1), ("constant", 0.3)]
@@ -110,7 +135,10 @@ def best_settings(part: str) -> list[dict]:
     runs = json.loads(RESULT.read_text())[part]["runs"]
     best = {}  # way -> (mean loss, settings)
     for s in settings(part):
-        mean = statistics.mean(run["loss"] for run in runs if s.items() <= run.items())
+        losses = [run["loss"] for run in runs if s.items() <= run.items()]
+        if not losses:  # a rate that was not tried
+            continue
+        mean = statistics.mean(losses)
         way = tuple(value for name, value in s.items() if name not in ("lr", "decay"))
         if way not in best or mean < best[way][0]:
             best[way] = mean, s
@@ -136,9 +164,13 @@ COMPARED = {
     "which": None,
     "compare": "long",
     "compare-short": "short",
+    "compare-longer": "longer",
+    "compare-longer-plain": "longer-plain",
     "high": None,
 }
-PARTS = ("optimizers", "pieces", "decay", "kinds", "short", "long", *COMPARED)
+OUTWARD = ("longer", "longer-plain")  # they try rates of LADDER, from the middle on
+LADDER = (0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.0028, 0.004, 0.0057, 0.008, 0.0113, 0.016)
+PARTS = ("optimizers", "pieces", "decay", "kinds", "short", "long", *OUTWARD, *COMPARED)
 
 
 def make_model(name: str, vocab_size: int) -> GPT:
@@ -200,6 +232,30 @@ def steps_of(s: dict, steps: int) -> int:
     return max(2, round(steps * s.get("part_of_run", 1)))
 
 
+def outward(part: str, seeds: int, one) -> list[dict]:
+    "The runs of three rates of each way, and of further ones where the best is at the edge; `one` runs one."
+    runs = []
+    todo = [s for s in settings(part) if s["lr"] in (0.002, 0.0028, 0.004)]
+    while todo:
+        runs += [one(s | dict(seed=seed)) for s in todo for seed in range(seeds)]
+        todo = []
+        for s in settings(part):
+            same = [r for r in runs if r["schedule"] == s["schedule"] and r.get("final") == s.get("final")]
+            means = {
+                lr: statistics.mean(r["loss"] for r in same if r["lr"] == lr)
+                for lr in {r["lr"] for r in same}
+            }
+            best = min(means, key=means.get)
+            at = LADDER.index(best)
+            beyond = [LADDER[at - 1]] * (best == min(means)) + [LADDER[at + 1]] * (best == max(means))
+            if s["lr"] in beyond:
+                todo.append(s)
+    return runs
+
+
+SHARED = {}  # settings of a run of `longer` but its way down -> all that it was where the way down begins
+
+
 def run(s: dict, train: torch.Tensor, val: torch.Tensor, n_vocab: int) -> dict:
     "One training run: its settings, the loss on held-out text, and that of its last 20 batches."
     torch.manual_seed(s["seed"])
@@ -207,10 +263,17 @@ def run(s: dict, train: torch.Tensor, val: torch.Tensor, n_vocab: int) -> dict:
     optimizer = make_optimizer(model, s)
     tops = [group["lr"] for group in optimizer.param_groups]
     steps = s["steps"]
-    schedule = make_schedule(s["schedule"], steps, round(s["warmup"] * steps))
+    schedule = make_schedule(s["schedule"], steps, round(s["warmup"] * steps), s.get("final", 0.1))
     text = train[: s.get("text", FRESH)]
     start, losses = time.process_time(), []
-    for step in range(steps):
+    branches = s.get("part_of_run") == 4 and s["schedule"] != "cosine"
+    key = s["warmup"], s["lr"], s["seed"], steps
+    if branches and key in SHARED:
+        model, optimizer, losses = copy.deepcopy(SHARED[key][:3])
+        torch.set_rng_state(SHARED[key][3])
+    for step in range(len(losses), steps):
+        if branches and step == steps - round(0.2 * steps):
+            SHARED[key] = *copy.deepcopy((model, optimizer, losses)), torch.get_rng_state()
         for group, top in zip(optimizer.param_groups, tops):
             group["lr"] = top * schedule(step)
         x, y = rows(text, torch.randint(len(text) - T, (BATCH_SIZE,)))
@@ -246,7 +309,10 @@ def parse(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all where none is named")
     parser.add_argument(
-        "--steps", type=int, default=300, help="of a run; the short ones take 70 / 300 of them"
+        "--steps",
+        type=int,
+        default=300,
+        help="of a run; the short ones take 70 / 300 of them, the longer ones four times as many",
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
@@ -265,8 +331,8 @@ def main():
     if args.log and args.log.exists():
         done = [json.loads(line) for line in args.log.read_text().splitlines()]
     for part in args.parts or PARTS:
-        runs = []
-        for s in with_seeds(part, args.seeds):
+
+        def one(s):
             asked = s | dict(steps=steps_of(s, args.steps))
             result = next((r for r in done if asked.items() <= r.items()), None)
             if result is None:
@@ -274,8 +340,13 @@ def main():
                 if args.log:
                     with args.log.open("a") as file:
                         file.write(json.dumps(result) + "\n")
-            runs.append(result)
             print(json.dumps(result), flush=True)
+            return result
+
+        if part in OUTWARD:
+            runs = outward(part, args.seeds, one)
+        else:
+            runs = [one(s) for s in with_seeds(part, args.seeds)]
         flags = [f"--threads {args.threads}"] if args.threads else []
         command = " ".join(["python benchmarks/optimizers.py", *flags, "--save", part])
         result = dict(command=command, machine=machine(), date=date.today().isoformat(), runs=runs)
