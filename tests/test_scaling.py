@@ -235,41 +235,66 @@ RECORD = RESULTS / "scaling.json"
 recorded = pytest.mark.skipif(not RECORD.exists(), reason="no record of benchmarks/scaling.py")
 
 
+def budget_of(run, record):
+    return min(record["budgets"], key=lambda flops: abs(math.log(run["flops"] / flops)))
+
+
 @recorded
-def test_the_record_has_twelve_runs_at_three_budgets_and_all_were_whole():
+def test_the_record_has_five_sizes_at_three_budgets_with_three_seeds_and_all_were_whole():
     record = json.loads(RECORD.read_text())
-    assert len(record["runs"]) >= 12 and len(record["budgets"]) >= 3
-    # the same validation tokens, so every run went to its end
-    assert (
-        len({run["val_tokens"] for part in ("runs", "large", "shapes", "half") for run in record[part]}) == 1
-    )
+    groups = {}
     for run in record["runs"]:
-        near = min(record["budgets"], key=lambda flops: abs(math.log(run["flops"] / flops)))
-        assert math.isclose(run["flops"], near, rel_tol=0.03)
+        assert math.isclose(run["flops"], budget_of(run, record), rel_tol=0.01)
+        groups.setdefault((budget_of(run, record), run["matrices"]), []).append(run["seed"])
+    assert [sum(place[0] == budget for place in groups) for budget in record["budgets"]] == [5, 5, 5]
+    assert all(sorted(seeds) == [1, 2, 3] for seeds in groups.values())
+    made = [run for part in ("runs", "large", "around", "slower") for run in record[part]]
+    # the same validation characters, so every run went to its end; one shape, so a size is its width
+    assert len({run["val_tokens"] for run in made}) == 1
+    assert {run["matrices"] / run["width"] ** 2 for run in made} == {24}
 
 
 @recorded
-def test_the_recorded_prediction_follows_from_the_recorded_runs_and_the_large_run_is_the_one_foretold():
+def test_all_recorded_runs_have_the_rates_with_the_lowest_sum_of_losses_and_no_rate_is_at_an_edge():
+    record = json.loads(RECORD.read_text())
+    for part, key in (("muon_rates", "muon_lr"), ("adamw_rates", "learning_rate")):
+        losses = {}
+        for run in record[part]:
+            losses.setdefault(run[key], []).append(run["loss"])
+            assert run["seed"] == 0
+        *_, best = sorted(losses, key=lambda rate: -sum(losses[rate]))
+        assert min(losses) < best < max(losses)
+        assert {run[key] for run in record["runs"] + record["large"] + record["around"]} == {best}
+
+
+@recorded
+def test_the_recorded_prediction_follows_from_the_recorded_runs_and_the_large_runs_are_those_foretold():
     record = json.loads(RECORD.read_text())
     foretold = json.loads((RESULTS / "scaling_prediction.json").read_text())
+    stars = []
+    for budget in record["budgets"]:
+        here = [run for run in record["runs"] if budget_of(run, record) == budget]
+        # least squares on all runs is the parabola through the means, since each size has as many seeds
+        curve = np.polynomial.Polynomial.fit(
+            np.log([r["matrices"] for r in here]), [r["loss"] for r in here], 2
+        )
+        stars.append(curve.deriv().roots().item())
+    slope, height = np.polyfit(np.log(record["budgets"]), stars, 1)
+    best = math.exp(height + slope * math.log(foretold["budget"]))
+    assert math.isclose(best, foretold["best_size"], rel_tol=1e-6)
+    assert math.isclose(foretold["budget"], 4 * max(record["budgets"]))
     sizes, tokens, losses = (
         np.array([run[key] for run in record["runs"]], float) for key in ("matrices", "tokens", "loss")
     )
-    assert foretold["runs"] == len(losses)
-    law = fit_law(sizes, tokens, losses)
-    for row in foretold["members"]:
-        same = (run["matrices"] for run in record["runs"] if run["layers"] == row["layers"])
-        if size := next(same, None):
-            assert math.isclose(law.loss(size, row["tokens"]), row["blocks"]["loss"], rel_tol=1e-4)
-    chosen = next(row for row in foretold["members"] if row["layers"] == foretold["layers"])
-    size = record["large"][0]["matrices"]
-    noise = foretold["noise"] / len(record["large"]) ** 0.5
-    low, _, high = predict_loss(bootstrap_laws(sizes, tokens, losses), size, chosen["tokens"], noise)
-    assert math.isclose(low, chosen["blocks"]["low"], rel_tol=1e-4)
-    assert math.isclose(high, chosen["blocks"]["high"], rel_tol=1e-4)
-    for run in record["large"]:
-        assert (run["layers"], run["tokens"]) == (chosen["layers"], chosen["tokens"])
-        assert math.isclose(run["flops"], 4 * max(record["budgets"]), rel_tol=0.01)
+    law, laws = fit_law(sizes, tokens, losses), bootstrap_laws(sizes, tokens, losses)
+    noise = foretold["noise"] / 3**0.5
+    for part, row in zip((1 / 2, 1, 2), foretold["members"], strict=True):
+        assert abs(math.log(row["matrices"] / (part * best))) < 0.1
+        low, _, high = predict_loss(laws, row["matrices"], row["tokens"], noise)
+        said = [law.loss(row["matrices"], row["tokens"]), low, high]
+        assert np.allclose(said, [row["loss"], row["low"], row["high"]], rtol=1e-4)
+        runs = [run for run in record["large"] if run["width"] == row["width"]]
+        assert [run["tokens"] for run in runs] == [row["tokens"]] * 3
 
 
 PRESET_RECORD = RESULTS / "scaling_preset.json"
