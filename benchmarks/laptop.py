@@ -15,9 +15,9 @@ that start at zero, as the preset's do, and once from GPT-2's. Each side has the
 two seeds choose: half of the preset's, the preset's, twice it, and on by factors of two where the best is at
 an edge. Five other seeds compare. The loss is that of the first 40,000 held-out tokens.
 
-Written before `--starts` was run: "a start at zero costs something with Muon" is refuted if the loss from zero
-is the lower one and the interval leaves 0 out, confirmed if it is the higher one and the interval leaves 0
-out, undecided if the interval holds 0.
+Written before `--starts` was run: "a start at zero costs something with Muon" is confirmed if the loss from
+zero is the higher one and the interval leaves 0 out, refuted if it is the lower one and the interval leaves
+0 out, undecided if the interval holds 0.
 """
 
 import argparse
