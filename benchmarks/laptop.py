@@ -9,7 +9,7 @@ compiled code; the tokens are made beforehand. Bits per byte are those of all he
 were chosen with another seed. The form with tables gets as many steps as take the preset's
 time. Nothing else may run on the machine.
 
-`--starts` trains a smaller model of the preset's form, 64 wide, for 200 steps of 8 rows of 64 tokens (the
+`--starts` trains a smaller model of the preset's form, 64 wide, for 150 steps of 8 rows of 64 tokens (the
 machine was shared; a first run of the preset's own width was given up as too slow). The schedule is in
 proportion; both sides have the same batches and the preset's rate of AdamW. One side starts at zero, as the
 preset does, the other from GPT-2's weights. Each side has the best of its Muon rates, which two seeds choose:
@@ -72,7 +72,7 @@ TRIED = {
 }
 EAGER = ("--compile", "off", "--threads", "1")
 STARTS, START_RATES = ("zero", "gpt2"), (0.005, 0.01, 0.02)
-START_STEPS, START_ROWS = 200, 8
+START_STEPS, START_ROWS = 150, 8
 START_SHAPE = dict(n_embd=64, n_head=1, block_size=64)
 CHOOSING, COMPARING = (101, 102), (1, 2, 3, 4, 5)  # seeds
 
