@@ -24,6 +24,12 @@ Written before `pieces` was run: "Adam beats SGD because the steps of all weight
 refuted if the sign of the momentum, whose steps are of one length, keeps less than half of Adam's gain. And
 Adam's own momentum counts if RMSProp, which is Adam without it, ends higher and the interval leaves 0 out.
 
+`near-pieces` and `compare-near-pieces` ask both again, after the second was left undecided: rates a factor of
+the root of 3 apart, beside the best of the coarser grid, for SGD, Adam and the two; three seeds choose, forty
+others compare, 20 to 59. Written before they were run: the first claim is refuted if the sign ends above half
+of the gain, confirmed if below, where the interval leaves 0 out. Momentum counts if RMSProp ends higher and
+the interval leaves 0 out; it hurts if RMSProp ends lower and the interval leaves 0 out.
+
 Written before `longer` is run (it has not been yet): 1,200 steps, four times `long`, whose trends were cut
 off. All ways have a warm-up of a tenth: a constant rate, and cosines and trapezoids, each down to 0.1 and
 down to 0. Each way starts with three rates, a factor of the square root of 2 apart; while its best one is at
@@ -87,6 +93,12 @@ def settings(part: str) -> list[dict]:
         if part == "pieces":
             names = ("sign of the momentum", "RMSProp")
         return [small | dict(optimizer=name, lr=lr) for name in names for lr in rates]
+    if (
+        part == "near-pieces"
+    ):  # half a step of the grid of `optimizers` and `pieces` beside what was best there
+        best = {"SGD with momentum": 0.3, "Adam": 0.003, "sign of the momentum": 0.001, "RMSProp": 0.003}
+        steps = (3**-0.5, 1.0, 3**0.5)
+        return [small | dict(optimizer=n, lr=float(f"{lr * f:.3g}")) for n, lr in best.items() for f in steps]
     if part == "decay":
         grid = itertools.product((FRESH, REPEATED), DECAYS, (0.001, 0.003, 0.01))
         return [small | dict(optimizer="AdamW", text=n, decay=decay, lr=lr) for n, decay, lr in grid]
@@ -150,15 +162,19 @@ def with_seeds(part: str, seeds: int) -> list[dict]:
     if part in COMPARED:  # on seeds that chose no rate
         of = COMPARED[part]
         compared = best_settings(of) if of else settings(part)
+        if part == "compare-near-pieces":  # seed by seed, so that a run that is cut short compares all
+            return [s | dict(seed=20 + i) for i in range(MANY_SEEDS) for s in compared]
         return [s | dict(seed=10 + i) for s in compared for i in range(seeds + MORE_SEEDS)]
     return [s | dict(seed=seed) for s in settings(part) for seed in range(seeds)]
 
 
 MORE_SEEDS = 5  # than the parts that choose have
+MANY_SEEDS = 40  # of `compare-near-pieces`
 # part -> the part whose best rates it takes, or None: its own settings
 COMPARED = {
     "compare-optimizers": "optimizers",
     "compare-pieces": "pieces",
+    "compare-near-pieces": "near-pieces",
     "compare-kinds": "kinds",
     "near-kinds": None,
     "which": None,
@@ -170,7 +186,7 @@ COMPARED = {
 }
 OUTWARD = ("longer", "longer-plain")  # they try rates of LADDER, from the middle on
 LADDER = (0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.0028, 0.004, 0.0057, 0.008, 0.0113, 0.016)
-PARTS = ("optimizers", "pieces", "decay", "kinds", "short", "long", *OUTWARD, *COMPARED)
+PARTS = ("optimizers", "pieces", "near-pieces", "decay", "kinds", "short", "long", *OUTWARD, *COMPARED)
 
 
 def make_model(name: str, vocab_size: int) -> GPT:
