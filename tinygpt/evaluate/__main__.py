@@ -309,11 +309,12 @@ def evaluate_options(options: Options, world: World) -> None:
     model, tokenizer, checkpoint, data, content = opened
     fitting, loss_chunk = memory_settings(checkpoint) if _is_ours(checkpoint) else (16, 0)
     batch_size = options.batch_size or fitting
-    raw = repr(content).encode() if options.task else np.asarray(content[:]).tobytes()
-    same = dict(data=hashlib.sha256(raw).hexdigest()[:16], batch_size=batch_size, **asdict(model.config))
-    if _is_ours(checkpoint):
-        same["weights"] = read_json(checkpoint / "manifest.json")["model.safetensors"][:16]
-    check_alike(world, same, "bring the same model and the same data to all of them")
+    if world.world_size > 1:
+        raw = repr(content).encode() if options.task else np.asarray(content[:]).tobytes()
+        same = dict(data=hashlib.sha256(raw).hexdigest()[:16], batch_size=batch_size, **asdict(model.config))
+        if _is_ours(checkpoint):
+            same["weights"] = read_json(checkpoint / "manifest.json")["model.safetensors"][:16]
+        check_alike(world, same, "bring the same model and the same data to all of them")
     try:
         if options.task:
             few = dict(shots=options.few_shot, examples=options.examples, items=content)
