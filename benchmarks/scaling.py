@@ -37,6 +37,7 @@ Claims, each refuted if the opposite is outside its interval of 95 % over seeds,
 3. At four times the largest budget, the size that the line through the best sizes foretells ends lower than
    half of it, and lower than twice of it.
 4. Its loss lies in the interval of 90 % that the law L = E + A/N^alpha + B/D^beta and the bootstrap foretell.
+   Refuted if the mean of the seeds lies outside.
 5. The law foretells that loss better than a line in logarithms through the lowest losses of the budgets.
 
 Written down for the part `preset`, before it: with the preset's arithmetic members 2 and 3 of *its* family (n
@@ -269,7 +270,7 @@ def around(record: Record):
 
 
 def slower(record: Record):
-    # was the rate, found in runs a sixteenth as long and shorter, too high for these?
+    # was the rate, found with a sixteenth of the arithmetic and less, too high for these?
     width = load(f"{record.name}_prediction")["members"][1]["width"]
     muon, adamw = best_rates(record)
     record.get("slower", [settings(width, LARGE, muon / 2, adamw, seed) for seed in SEEDS])
