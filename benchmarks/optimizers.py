@@ -185,7 +185,7 @@ COMPARED = {
     "high": None,
 }
 OUTWARD = ("longer", "longer-plain")  # they try rates of LADDER, from the middle on
-LADDER = (0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.0028, 0.004, 0.0057, 0.008, 0.0113, 0.016)
+LADDER = (0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.0028, 0.004, 0.0057, 0.008, 0.0113, 0.016, 0.0226, 0.032)
 PARTS = ("optimizers", "pieces", "near-pieces", "decay", "kinds", "short", "long", *OUTWARD, *COMPARED)
 
 
