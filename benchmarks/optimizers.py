@@ -31,9 +31,9 @@ of the gain, confirmed if below, where the interval leaves 0 out. Momentum count
 the interval leaves 0 out; it hurts if RMSProp ends lower and the interval leaves 0 out.
 
 Written before `longer` was run (`compare-longer` has not been yet): 1,200 steps, four times `long`, whose
-trends were cut off. All ways have a warm-up of a tenth: a constant rate, and cosines and trapezoids, each down to 0.1 and
-down to 0. Each way starts with three rates, a factor of the square root of 2 apart; while its best one is at
-an edge of what it has tried, the next one beyond is tried too. Three seeds choose rates, and
+trends were cut off. All ways have a warm-up of a tenth: a constant rate, and cosines and trapezoids, each
+down to 0.1 and down to 0. Each way starts with three rates, a factor of the square root of 2 apart; while its
+best one is at an edge of what it has tried, the next one beyond is tried too. Three seeds choose rates, and
 which of two is "better"; eight others compare. (A constant rate and the trapezoids are the same until the way
 down: they share these steps.)
 
