@@ -23,9 +23,8 @@ settings.register_profile(
 settings.load_profile("busy")
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-with suppress(
-    KeyError, OSError, ImportError
-):  # where torch keeps what it has compiled: not in a folder below
+# where torch keeps what it has compiled: not in the folder below
+with suppress(KeyError, OSError, ImportError):
     compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
 

@@ -1,5 +1,8 @@
 """Tests that start processes wait for an event, never for a time: a busy machine takes longer for all."""
 
+import os
+import socket
+import subprocess
 import time
 
 LAST_RESORT = 600  # seconds; nothing takes as long, but a test must not hang for ever
@@ -23,3 +26,25 @@ def wait_until(
                 process.kill()
             raise AssertionError(f"waited {LAST_RESORT} s for {what}")
         time.sleep(0.05)
+
+
+def first_of_two(
+    argv: list,  # the command of both
+    **how,  # of Popen
+) -> tuple[int, str]:
+    "(exit status, errors) of rank 0 of two processes; rank 1, which may never end, is killed then."
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ranks = []
+    for rank in ("0", "1"):
+        env = os.environ | place | dict(RANK=rank, LOCAL_RANK=rank, OMP_NUM_THREADS="1")
+        ranks.append(subprocess.Popen([*map(str, argv)], env=env, **pipes, **how))
+    try:
+        said = ranks[0].communicate(timeout=LAST_RESORT)[1]
+    finally:
+        for process in ranks:
+            process.kill()
+        ranks[1].communicate()
+    return ranks[0].returncode, said

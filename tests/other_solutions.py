@@ -152,15 +152,17 @@ return norm
 for p in model.parameters():
     p.grad = None
 optimizer.zero_grad()
+has = {id(p) for group in optimizer.param_groups for p in group["params"]}
+mine = [p for p in model.parameters() if id(p) in has]
 if scaler is None or not scaler.is_enabled():
     loss = accumulate_gradients(model, x, y, micro_batch_size, total, autocast=autocast, no_sync=no_sync)
-    norm = clip_fn(clip) if clip_fn else clip_gradients(model.parameters(), clip)
+    norm = clip_fn(clip) if clip_fn else clip_gradients(mine, clip)
     bad = torch.logical_not(torch.isfinite(norm))
     step_unless(optimizer, bad.to(torch.float32))
     return loss, norm
 loss = accumulate_gradients(model, x, y, micro_batch_size, total, autocast, scaler.scale, no_sync)
 scaler.unscale_(optimizer)
-norm = clip_fn(clip) if clip_fn else clip_gradients(model.parameters(), clip)
+norm = clip_fn(clip) if clip_fn else clip_gradients(mine, clip)
 scaler.step(optimizer)
 scaler.update()
 return loss, norm

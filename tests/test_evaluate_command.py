@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import socket
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from events import LAST_RESORT
+from events import LAST_RESORT, first_of_two
 
 import tinygpt.accumulate_memory as chunks
 from tinygpt.checkpoint import save_checkpoint
@@ -353,20 +351,7 @@ sys.exit(command.main(sys.argv[1:-1]))
 @pytest.mark.parametrize("how", ["dies", "stops"])
 def test_a_rank_that_is_gone_ends_the_other_which_names_it(run, tmp_path, how):
     "In a collective it would wait for ten minutes."
-    argv = [sys.executable, "-c", ONE_DIES, str(run), "--data", str(tmp_path / "val.txt"), "--device", "cpu"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
-    ranks = []
-    for rank in ("0", "1"):
-        env = os.environ | place | dict(RANK=rank, LOCAL_RANK=rank, OMP_NUM_THREADS="1")
-        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        ranks.append(subprocess.Popen([*argv, how], env=env, **pipes))
-    try:
-        said = ranks[0].communicate(timeout=LAST_RESORT)[1]
-    finally:
-        for process in ranks:
-            process.kill()
-        ranks[1].communicate()
+    argv = [sys.executable, "-c", ONE_DIES, run, "--data", tmp_path / "val.txt", "--device", "cpu"]
+    status, said = first_of_two([*argv, how])
     assert said.strip().startswith("rank 1 (") and " is gone: " in said and said.count("\n") == 2, said
-    assert ranks[0].returncode == 1
+    assert status == 1

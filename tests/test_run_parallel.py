@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from events import LAST_RESORT, wait_until
+from events import LAST_RESORT, first_of_two, wait_until
 from lion import Lion
 from safetensors.torch import load_file
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -828,22 +827,9 @@ def test_a_rank_that_stands_still_before_the_first_step_ends_the_others(tmp_path
     "In the collectives they would wait for half an hour."
     (tmp_path / "script.py").write_text(STANDS_STILL)
     argv = [sys.executable, "script.py", where, "--data", words, "--tokenizer", "byte", "--device", "cpu"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
-    ranks = []
-    for rank in ("0", "1"):
-        env = os.environ | place | dict(RANK=rank, LOCAL_RANK=rank, OMP_NUM_THREADS="1")
-        how = dict(cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        ranks.append(subprocess.Popen([*map(str, argv)], **how))
-    try:
-        said = ranks[0].communicate(timeout=LAST_RESORT)[1]
-    finally:
-        for process in ranks:
-            process.kill()
-        ranks[1].communicate()
+    ended, said = first_of_two(argv, cwd=tmp_path)
     assert told in said and "rank 1" in said and "Traceback" not in said, said
-    assert ranks[0].returncode == status and not (tmp_path / "runs/laptop").exists()
+    assert ended == status and not (tmp_path / "runs/laptop").exists()
 
 
 def slow_to_read(world, folder, words):
