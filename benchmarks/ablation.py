@@ -155,13 +155,15 @@ def commands(old: dict) -> list[str]:
 class Record:
     "The runs that were made, in a file that several processes may write."
 
+    seeds = TUNING_SEEDS
+
     def __init__(
         self,
         path: Path,
         run,  # run(row, rate, seed, steps) -> dict with these four and `loss`
         save: bool,  # False: the file is read and not written
         same: dict | None = None,  # rows that share another row's rate: {"again": "base"}
-        rates=RATES,  # that each row is tuned at; more where its best is the lowest or the highest
+        rates=RATES,  # that each row, or row -> that it, is tuned at; more where the best is at an edge
         **head,  # what else the file says
     ):
         self.path, self.run, self.save, self.same, self.head = path, run, save, same or {}, head
@@ -204,12 +206,12 @@ class Record:
     def tune(self, row: str, steps: int) -> float:
         "The best rate of the row, with a worse one on either side."
         row = self.same.get(row, row)
-        rates, means = sorted(self.rates), {}
+        rates, losses = sorted(self.rates[row] if isinstance(self.rates, dict) else self.rates), {}
         while True:
             for rate in rates:
-                if rate not in means:
-                    means[rate] = worth(self.ensure(row, rate, TUNING_SEEDS, steps))
-            best = min(means, key=means.get)
+                if rate not in losses:
+                    losses[rate] = self.ensure(row, rate, self.seeds, steps)
+            best = self.choose(losses)
             if rates[0] < best < rates[-1]:
                 return best
             rates = [best / 2, *rates] if best == rates[0] else [*rates, 2 * best]
@@ -218,19 +220,20 @@ class Record:
         "The row's rate, as the runs that were made have it."
         row = self.same.get(row, row)
         tried = {r["rate"] for r in self.runs if (r["row"], r["steps"]) == (row, steps)}
-        losses = {rate: self.losses(row, rate, steps) for rate in tried}
-        means = {
-            rate: worth([seeds[s] for s in TUNING_SEEDS])
-            for rate, seeds in losses.items()
-            if seeds.keys() >= set(TUNING_SEEDS)
-        }
-        return min(means, key=means.get) if means else None
+        found = {rate: self.losses(row, rate, steps) for rate in tried}
+        whole = {rate: seeds for rate, seeds in found.items() if seeds.keys() >= set(self.seeds)}
+        losses = {rate: [seeds[s] for s in self.seeds] for rate, seeds in whole.items()}
+        return self.choose(losses) if losses else None
+
+    def choose(self, losses: dict) -> float:
+        "The best of rate -> losses of the tuning seeds."
+        return min(losses, key=lambda rate: worth(losses[rate]))
 
     def compared(self, row: str, steps: int) -> dict:
         "Seed: loss, at the row's rate and on the seeds that did not tune it."
         rate = self.tuned(row, steps)
         losses = {} if rate is None else self.losses(row, rate, steps)
-        return {seed: loss for seed, loss in losses.items() if seed not in TUNING_SEEDS}
+        return {seed: loss for seed, loss in losses.items() if seed not in self.seeds}
 
     def summary(self) -> dict:
         "By number of steps and row: its rate, and its losses by compared seed. What the pages read."
@@ -274,31 +277,9 @@ class Sure(Record):
 
     seeds = (100, 101, 102, 103, 104)
 
-    def tune(self, row: str, steps: int) -> float:
-        rates = list(SURE[row])
-        while True:
-            for rate in rates:
-                self.ensure(row, rate, self.seeds, steps)
-            best = self.tuned(row, steps)
-            if rates[0] < best < rates[-1]:
-                return best
-            rates = [best / 2, *rates] if best == rates[0] else [*rates, 2 * best]
-
-    def tuned(self, row: str, steps: int) -> float | None:
-        losses = {}
-        for rate in {r["rate"] for r in self.runs if (r["row"], r["steps"]) == (row, steps)}:
-            have = self.losses(row, rate, steps)
-            if have.keys() >= set(self.seeds):
-                losses[rate] = [have[seed] for seed in self.seeds]
-        if not losses:
-            return None
+    def choose(self, losses: dict) -> float:
         bound = min(map(min, losses.values())) + STUCK
         return min(losses, key=lambda rate: (sum(loss > bound for loss in losses[rate]), worth(losses[rate])))
-
-    def compared(self, row: str, steps: int) -> dict:
-        rate = self.tuned(row, steps)
-        losses = {} if rate is None else self.losses(row, rate, steps)
-        return {seed: loss for seed, loss in losses.items() if seed not in self.seeds}
 
 
 def parse(doc: str, rows: dict, steps: int, seeds: int) -> argparse.Namespace:
@@ -362,7 +343,7 @@ def sure(run, args: argparse.Namespace, rows: dict, setup: dict):
         return next((r for r in before if asked.items() <= r.items()), None) or run(**asked)
 
     setup = setup | dict(rates=SURE, tuning_seeds=Sure.seeds, stuck=STUCK)
-    record = Sure(RECORD.with_name("ablation_sure.json"), one, args.save, setup=setup)
+    record = Sure(RECORD.with_name("ablation_sure.json"), one, args.save, rates=SURE, setup=setup)
     steps = 2400
     if not args.show:
         best = {row: record.tune(row, steps) for row in SURE}

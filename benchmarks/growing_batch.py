@@ -143,7 +143,7 @@ def best_rate(runs: dict) -> float:
 
 def summary(record: dict) -> dict:
     "Differences, and the tokens that fixed 32 needs, with their intervals."
-    ends = {way: losses for way, losses in record["fresh"].items()}
+    ends = record["fresh"]
 
     def minus(a, b):
         mean, half = interval(x - y for x, y in zip(ends[a], ends[b]))

@@ -11,9 +11,8 @@ weights and the batches. The loss is that of held-out text, the same rows for ev
 
 Three seeds choose the rates. Eight others, which chose nothing, compare: `compare-optimizers`,
 `compare-pieces` (of Adam), `compare`, `compare-short` and `compare-longer` (schedules), each way at its best
-rate; `which`
-(weights decay), at the best rate; `compare-kinds` (the usual rule, and decay on all weights), each at its
-best rate and decay; `high` (a warm-up), above the best rate.
+rate; `which` (weights decay), at the best rate; `compare-kinds` (the usual rule, and decay on all weights),
+each at its best rate and decay; `high` (a warm-up), above the best rate.
 
 Written before `kinds` was run: "which weights decay is a convention" is refuted if, on the model with biases
 or the one without, decay on all weights ends higher than the usual rule, and the interval leaves 0 out.
@@ -93,9 +92,7 @@ def settings(part: str) -> list[dict]:
         if part == "pieces":
             names = ("sign of the momentum", "RMSProp")
         return [small | dict(optimizer=name, lr=lr) for name in names for lr in rates]
-    if (
-        part == "near-pieces"
-    ):  # half a step of the grid of `optimizers` and `pieces` beside what was best there
+    if part == "near-pieces":  # half a step of the coarser grid beside what was best there
         best = {"SGD with momentum": 0.3, "Adam": 0.003, "sign of the momentum": 0.001, "RMSProp": 0.003}
         steps = (3**-0.5, 1.0, 3**0.5)
         return [small | dict(optimizer=n, lr=float(f"{lr * f:.3g}")) for n, lr in best.items() for f in steps]

@@ -32,8 +32,8 @@ Claims, each refuted if the opposite is outside its interval of 95 % over seeds,
 
 1. At each budget a best size is enclosed: the smallest and the largest model both end higher than the one
    with the lowest mean, paired by seed.
-2. Size and text grow alike: the best sizes (a parabola through the five sizes nearest the lowest, each seed
-   by itself) grow as C^a with a near 0.5. Refuted if the interval of a over seeds excludes 0.5.
+2. Size and text grow alike: the best sizes (a parabola through the five sizes, each seed by itself) grow as
+   C^a with a near 0.5. Refuted if the interval of a over seeds excludes 0.5.
 3. At four times the largest budget, the size that the line through the best sizes foretells ends lower than
    half of it, and lower than twice of it.
 4. Its loss lies in the interval of 90 % that the law L = E + A/N^alpha + B/D^beta and the bootstrap foretell.
@@ -134,8 +134,8 @@ class Record:
 
     PARTS = "muon_rates", "adamw_rates", "runs", "large", "around", "slower"
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, jobs: int):
+        self.name, self.jobs = name, jobs
         there = (RESULTS / f"{name}.json").exists()
         self.parts = {part: load(name).get(part, []) if there else [] for part in self.PARTS}
 
@@ -148,7 +148,7 @@ class Record:
     def get(self, part: str, configs: list[TrainConfig]) -> list[dict]:
         "The runs of these settings, in their order."
         missing = [config for config in configs if self.find(part, config) is None]
-        with ProcessPoolExecutor(int(os.environ.get("JOBS", 2)), mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(self.jobs, mp_context=get_context("spawn")) as pool:
             for row in pool.map(run, missing):
                 self.parts[part].append(row)
                 about = dict(command="python benchmarks/scaling.py", rows=ROWS, budgets=list(BUDGETS))
@@ -214,13 +214,9 @@ def nearest(size: float) -> int:
 
 
 def best_size(made: list[dict], flops: float, seed: int | None = None) -> tuple[float, float]:
-    "(size, loss) at the bottom of the parabola through the five sizes nearest the lowest mean."
-    means, losses = at_budget(made, flops), at_budget(made, flops, seed)
-    widths = list(means)
-    lowest = widths.index(min(means, key=means.get))
-    first = min(max(0, lowest - 2), len(widths) - 5)
-    five = widths[first : first + 5]
-    return isoflop_minimum([matrices(width) for width in five], [losses[width] for width in five])
+    "(size, loss) at the bottom of the parabola through the sizes of a budget."
+    losses = at_budget(made, flops, seed)
+    return isoflop_minimum([matrices(width) for width in losses], list(losses.values()))
 
 
 def predict(record: Record):
@@ -305,8 +301,9 @@ def main():
     parts |= dict(slower=slower, preset=at_preset)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all where none is named")
     parser.add_argument("--name", default="scaling", help="of the record, for a trial")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     args = parser.parse_args()
-    record = Record(args.name)
+    record = Record(args.name, args.jobs)
     for part in args.parts or parts:
         parts[part](record)
 
