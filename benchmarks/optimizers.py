@@ -148,7 +148,7 @@ def settings(part: str) -> list[dict]:
 def best_settings(part: str, slack: float = 0.0) -> list[dict]:
     """Of a recorded part: the settings of each way with the lowest mean loss.
 
-    A way is all but rate and decay. With a slack: the lowest rate whose mean loss is at most so much above the lowest.
+    A way is all but rate and decay. With a slack: the lowest rate whose mean is within it of the lowest mean.
     """
     runs = json.loads(RESULT.read_text())[part]["runs"]
     tried = {}  # way -> (mean loss, settings), in the order of the rates
