@@ -29,8 +29,6 @@ Written before the first run:
    for 1.5 and 2 times the tokens, tuned in the same way, and the tokens at which it is as low as fixed 8 are
    read off straight lines through (log tokens, loss), seed by seed. Confirmed if the whole interval of the
    extra tokens (times - 1) is within half and twice the predicted extra, refuted if all of it is outside.
-
-So far `up`, `down` and `mixed` have been run (`--save up down mixed`). Claim 3 waits for the others.
 """
 
 import argparse
