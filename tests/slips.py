@@ -248,7 +248,7 @@ SLIPS = [
         "list(map(ord, text))",
         "code points for bytes",
     ),
-    Slip("tokenizer", "merge_pair", "i += 1 + hit", "i += 1", "the second half of a merged pair stays"),
+    Slip("tokenizer", "merge_pair", "i += 2", "i += 1", "the second half of a merged pair stays"),
     Slip(
         "tokenizer",
         "merges_to_vocab",

@@ -63,10 +63,13 @@ def naive_attention(
     if causal:
         see = visible(*last_positions(q.size(2), k.size(2), q.device), window)
         mask = see if mask is None else _join(mask, see)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if mask is not None and mask.dtype == torch.bool:
+        hidden = ~mask
+        scores = scores.masked_fill(hidden, -math.inf)
+    elif mask is not None:
+        hidden = mask == -math.inf
+        scores = scores + mask
     if may_be_blind:
-        hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
         blind = hidden.all(dim=-1, keepdim=True)
         scores = scores.masked_fill(blind, 0)  # a row of -inf alone would make the softmax NaN
     wide = torch.promote_types(scores.dtype, torch.float32)  # float32, or float64 where the scores are that

@@ -228,7 +228,7 @@ def encode(
 
     # counted in gaps, a number is its mantissa, with its leading 1 if normal
     steps = (value.abs() / gap).nan_to_num(0, 0).long()
-    # the leading 1 carries into the exponent: no case for subnormals
+    # exponent - min_exponent is one less than what is stored: the leading 1 carries and adds it
     code = steps + ((exponent - fmt.min_exponent) << fmt.mantissa_bits)
 
     quiet = 2 ** (fmt.mantissa_bits - 1) if fmt.special == "ieee" else 0  # the bit that marks a quiet NaN

@@ -427,7 +427,10 @@ class GPT(nn.Module):
         x = self.features(idx, cache, mask)  # (B, T, C)
         head = (self.lm_head or self.wte).weight  # (padded V, C)
         # the padding ends here: on a CPU before the product, on a GPU after it, whose tiles it fills
-        logits = F.linear(x, head[:V]) if x.device.type == "cpu" else F.linear(x, head)[..., :V]
+        if x.device.type == "cpu":
+            logits = F.linear(x, head[:V])
+        else:
+            logits = F.linear(x, head)[..., :V]
         if c.logit_softcap:
             logits = c.logit_softcap * torch.tanh(_wide(logits) / c.logit_softcap)
         if targets is None:

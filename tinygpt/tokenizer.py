@@ -26,11 +26,15 @@ from .support import UserError, atomic_path, cache_dir
 # %% ../nbs/02_tokenizer.ipynb #merge-pair
 def merge_pair(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
     "A new list: `ids` with each occurrence of `pair`, from the left, replaced by `new`."
-    out, i = [], 0
+    out = []
+    i = 0
     while i < len(ids):
-        hit = i + 1 < len(ids) and (ids[i], ids[i + 1]) == pair
-        out.append(new if hit else ids[i])
-        i += 1 + hit
+        if i + 1 < len(ids) and (ids[i], ids[i + 1]) == pair:
+            out.append(new)
+            i += 2
+        else:
+            out.append(ids[i])
+            i += 1
     return out
 
 # %% ../nbs/02_tokenizer.ipynb #merges-vocab

@@ -130,6 +130,7 @@ def datasheet(
     name: str,  # as torch.cuda.get_device_name() says it
 ) -> Peak | None:
     "The entry of PEAKS for a GPU, or None."
+    # an entry fits if the GPU's name has all of its words; the longest entry fits best
     found = [key for key in PEAKS if all(re.search(rf"(?i)\b{word}\b", name) for word in key.split())]
     unlike = re.search("Laptop|MIG|V100-PCIE|H200 NVL", name)  # slower than the card of that name
     return None if unlike or not found else PEAKS[max(found, key=len)]
@@ -154,8 +155,12 @@ def machine_peak(
 
 def promised_peak(device="cpu", dtype: torch.dtype = torch.float32) -> float | None:
     "FLOP/s of a GPU's datasheet, or None: the MFU of the field is relative to this."
-    sheet = datasheet(torch.cuda.get_device_name(device)) if str(device).startswith("cuda") else None
-    return sheet and 1e12 * (sheet.single if dtype == torch.float32 else sheet.half)
+    if not str(device).startswith("cuda"):
+        return None
+    sheet = datasheet(torch.cuda.get_device_name(device))
+    if sheet is None:
+        return None
+    return 1e12 * (sheet.single if dtype == torch.float32 else sheet.half)
 
 
 def si(
