@@ -1620,7 +1620,7 @@ SLIPS = [
     Slip(
         "ddp.wrap",
         "wrap_fsdp",
-        "dtype and torch.float32",
+        "torch.float32 if dtype else None",
         "None",
         "gradients of weights that travel in bfloat16 are averaged in it",
     ),
