@@ -1745,8 +1745,8 @@ SLIPS = [
     Slip(
         "muon",
         "muon_update",
-        "if nesterov else bufs",
-        "if not nesterov else bufs",
+        "if nesterov:",
+        "if not nesterov:",
         "Nesterov the wrong way round",
     ),
     Slip(
