@@ -1944,8 +1944,8 @@ SLIPS = [
     Slip(
         "checkpoint",
         "prune",
-        "*(_first_good(rank_by_loss(run), 1) if best else [])",
-        "*[]",
+        "stay.update(_first_good(rank_by_loss(run), 1))",
+        "pass",
         "the best one is removed",
     ),
     Slip("checkpoint", "prune", "_first_good(found[::-1], keep)", "found[::-1][:keep]", "damaged ones count"),
