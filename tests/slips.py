@@ -1620,7 +1620,7 @@ SLIPS = [
     Slip(
         "ddp.wrap",
         "wrap_fsdp",
-        "dtype and torch.float32",
+        "torch.float32 if dtype else None",
         "None",
         "gradients of weights that travel in bfloat16 are averaged in it",
     ),
@@ -1745,8 +1745,8 @@ SLIPS = [
     Slip(
         "muon",
         "muon_update",
-        "if nesterov else bufs",
-        "if not nesterov else bufs",
+        "if nesterov:",
+        "if not nesterov:",
         "Nesterov the wrong way round",
     ),
     Slip(
@@ -1944,8 +1944,8 @@ SLIPS = [
     Slip(
         "checkpoint",
         "prune",
-        "*(_first_good(rank_by_loss(run), 1) if best else [])",
-        "*[]",
+        "stay.update(_first_good(rank_by_loss(run), 1))",
+        "pass",
         "the best one is removed",
     ),
     Slip("checkpoint", "prune", "_first_good(found[::-1], keep)", "found[::-1][:keep]", "damaged ones count"),

@@ -63,8 +63,9 @@ def accumulate_gradients(
     """Add to each parameter's .grad the gradient of (sum of losses) / `total`; return that loss.
 
     The loss is a float32 scalar on the device, without a graph. Equals the one big batch whatever
-    `micro_batch_size` is, also with unequal numbers of counted targets. Without any target forward and
-    backward run too; loss and gradients are 0. Nothing is read on the host. `_check` raises UserErrors first.
+    `micro_batch_size` is, also with unequal numbers of counted targets. If no target counts, forward and
+    backward still run, and loss and gradients are 0. Nothing is read on the host. `_check` raises UserErrors
+    first.
     """
     _check(x, y, micro_batch_size, total)
     # the count stays on the device, as the loss does: reading a number makes a GPU wait
@@ -107,9 +108,9 @@ def step_unless(
 ) -> None:
     """`optimizer.step()`, or nothing: weights and state stay as they are, to the last bit.
 
-    Muon and CombinedOptimizer (`step` takes it as an argument) and torch's fused optimizers (an attribute
-    during the step, as torch's GradScaler sets it) look at it on the device, and nobody waits. Others count
-    their steps on the host: for them the number is read there.
+    Muon and CombinedOptimizer take it as an argument of `step`. Torch's fused optimizers read it from an
+    attribute, which torch's GradScaler sets, too. All of these look at it on the device, and nobody waits.
+    Others count their steps on the host: for them the number is read there.
     """
     if "found_inf" in inspect.signature(optimizer.step).parameters:
         optimizer.step(found_inf=found_inf)
@@ -149,7 +150,7 @@ def train_step(
     """One optimizer step. Returns (loss, norm of the gradients before clipping), 0-d tensors on the device.
 
     The norm is of the model's parameters that the optimizer has: other gradients are not cleared.
-    It is `accumulate_gradients` from no gradient on, clipping, and `step_unless`, to the last bit. Where the
+    The step is, to the last bit: no gradients, `accumulate_gradients`, clipping, `step_unless`. Where the
     norm is not finite, weights and optimizer state stay as they were, and nothing is read on the host, except
     as `step_unless` says. A scaler unscales before the clipping, and skips such steps by itself.
     """
@@ -159,7 +160,10 @@ def train_step(
     loss = accumulate_gradients(model, x, y, micro_batch_size, total, autocast, scale, no_sync)
     if scaled:
         scaler.unscale_(optimizer)
-    norm = clip_gradients(_trained(model, optimizer), clip) if clip_fn is None else clip_fn(clip)
+    if clip_fn is None:
+        norm = clip_gradients(_trained(model, optimizer), clip)
+    else:
+        norm = clip_fn(clip)
     if scaled:
         scaler.step(optimizer)
         scaler.update()

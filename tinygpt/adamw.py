@@ -175,13 +175,14 @@ def implementation_of(optimizer: torch.optim.Optimizer) -> str:
 
 # %% ../nbs/10_adamw.ipynb #impl-keep
 def keep_implementation(optimizer: torch.optim.Optimizer):
-    "Let no checkpoint choose the implementation: its groups hold its own run's flags. It is not changed."
+    "Keep this optimizer's implementation when it loads a checkpoint, whose groups hold another run's flags."
     flags = [{k: g[k] for k in ("fused", "foreach") if k in g} for g in optimizer.param_groups]
 
     def put_back(_, saved):
         groups = saved["param_groups"]
         kept = [group | own for group, own in zip(groups, flags)]
-        return saved | {"param_groups": kept + groups[len(kept) :]}  # too many are for torch to refuse
+        # a checkpoint with too many groups keeps them: torch then refuses it
+        return saved | {"param_groups": kept + groups[len(kept) :]}
 
     optimizer.register_load_state_dict_pre_hook(put_back)
 
@@ -196,7 +197,9 @@ def make_adamw(
     groups = own.param_groups
     if implementation == "auto":
         devices = {p.device.type for g in groups for p in g["params"]}
-        implementation = DEFAULTS.get(devices.pop(), "for-loop") if len(devices) == 1 else "for-loop"
+        implementation = "for-loop"
+        if len(devices) == 1:
+            implementation = DEFAULTS.get(devices.pop(), "for-loop")
     if implementation not in IMPLEMENTATIONS:
         raise UserError(f"adamw = {implementation} is not known: use auto, {', '.join(IMPLEMENTATIONS)}")
     if implementation == "own":

@@ -51,8 +51,8 @@ def rng_state() -> dict:
     """
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    version, words, spare = random.getstate()
-    mt = np.random.get_state(legacy=False)
+    version, words, spare = random.getstate()  # spare: a normal number drawn and not yet given out
+    mt = np.random.get_state(legacy=False)  # of numpy's old generator, a Mersenne Twister
     return {
         "cpu": _text(torch.get_rng_state().numpy().tobytes()),
         "cuda": [_text(s.numpy().tobytes()) for s in cuda],
@@ -100,7 +100,7 @@ def _bare_weights(model, weights):
     for name, t in weights.items():
         name = name.replace("_orig_mod.", "").removeprefix("module.")
         bare[name] = t.detach().cpu().contiguous()
-        if bare[name].data_ptr() in places:  # a tensor under two names: the file has no such thing
+        if bare[name].data_ptr() in places:  # a tensor under two names, which safetensors refuses: a copy
             bare[name] = bare[name].clone()
         places.add(bare[name].data_ptr())
     if lacking := sorted(model.state_dict().keys() - bare.keys()):
@@ -144,12 +144,12 @@ _PARTS = {"model.safetensors", "model.json", "tokenizer.json", "optimizer.pt", "
 
 
 def _check_place(folder, overwrite):
-    "FileExistsError for a good checkpoint without `overwrite`, and for anything else: it is not ours."
+    "FileExistsError where a good checkpoint is there, without `overwrite`, or anything that is not ours."
     if not folder.exists():
         return
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
     foreign = [name for name in sorted(names - _PARTS) if "val_loss.json" not in name]
-    if foreign or not (overwrite or verify_checkpoint(folder)):  # it finds nothing wrong
+    if foreign or not (overwrite or verify_checkpoint(folder)):  # "": nothing is wrong with it
         held = foreign[0] if foreign else "a good checkpoint: overwrite=True replaces it"
         raise FileExistsError(f"{folder} exists and holds {held}")
 
@@ -280,9 +280,10 @@ def prune(
 ) -> list[Path]:
     """Remove the other checkpoints of a run; return what is left, oldest first.
 
-    A damaged one does not count. It stays while it is the newest: the run will write it anew. Where none is
-    good, none goes. What goes is renamed first; what a killed call has left (`remove_leftovers`) goes too.
-    Only as many good ones are verified as stay, and none if there are at most `keep`: that reads every byte.
+    A damaged one does not count. It stays while it is the newest: the run will write it anew. If none is
+    good, nothing is removed. A checkpoint is renamed, then removed; what a killed call has left
+    (`remove_leftovers`) is removed too. To verify reads every byte: only as many good ones are verified as
+    stay, and none if there are at most `keep`.
     """
     if keep < 1:
         raise UserError(f"keep = {keep} would leave nothing to continue from: keep at least 1 checkpoint")
@@ -293,7 +294,9 @@ def prune(
     newest = _first_good(found[::-1], keep)
     if not newest:
         return found
-    stay = {*newest, *(_first_good(rank_by_loss(run), 1) if best else [])}
+    stay = set(newest)
+    if best:
+        stay.update(_first_good(rank_by_loss(run), 1))
     for folder in found[: found.index(newest[0])]:
         if folder not in stay:
             gone = folder.with_name(f".{folder.name}.removed")

@@ -176,12 +176,18 @@ HINTS = {  # what compilers say: what to do about it
 def compile_error(
     error: BaseException,
 ) -> str:
-    "The line of a compiler's error that tells, and a remedy where one is known."
+    "The line of a compiler's error that names the cause, and a remedy where one is known."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    telling = next((line for line in lines if "error:" in line or "cannot find" in line), first)
-    hint = next((hint for sign, hint in HINTS.items() if sign in str(error)), "")
-    return telling[:200] + (f" ({hint})" if hint else "")
+    cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    for line in lines:
+        if "error:" in line or "cannot find" in line:
+            cause = line
+            break
+
+    for sign, hint in HINTS.items():
+        if sign in str(error):
+            return f"{cause[:200]} ({hint})"
+    return cause[:200]
 
 # %% ../nbs/09_compile.ipynb #compiled-model
 class CompiledModel:

@@ -109,7 +109,9 @@ def muon_update(
     for buf, grad in zip(bufs, grads):
         with _unless(found_inf, buf):
             buf.lerp_(grad, 1 - momentum)
-    directions = [grad.lerp(buf, momentum) for grad, buf in zip(grads, bufs)] if nesterov else bufs
+    directions = bufs
+    if nesterov:
+        directions = [grad.lerp(buf, momentum) for grad, buf in zip(grads, bufs)]
     updates = newton_schulz(torch.stack(directions), steps, coefficients, dtype)
     for p, update in zip(params, updates):
         with _unless(found_inf, p):
@@ -224,7 +226,9 @@ def muon_groups(
 
     UserError if nothing is left for one of the two.
     """
-    plain, fused, matrices = [], {}, set()
+    plain = []
+    fused = {}  # rows of queries, keys and values -> the matrices that are split there
+    matrices = set()  # all of both
     for block in model.h:
         c = block.attn.config
         rows = (c.n_head * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
@@ -251,7 +255,7 @@ def muon_groups(
 class CombinedOptimizer(Optimizer):
     """Several optimizers that act as one: one step, one list of groups, one state dict.
 
-    They share its groups and its state, the very objects.
+    They share its groups and its state: the same objects, not copies.
     """
 
     def __init__(self, *optimizers: torch.optim.Optimizer):  # new ones, with no parameter in common

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from .support import UserError
 
 # %% ../nbs/11_schedule.ipynb #schedule-kinds
-# each function: what is left, from 1 to 0, of the way down from step `top`, where the warm-up ends, to step
-# `last`. It is called for steps after `top` only; `cooldown` is a number of steps
+# The way down leads from step `top`, where the warm-up ends, to step `last`. Each function returns what is
+# left of it at `step`, from 1 to 0. It is called for steps after `top` only; `cooldown` is a number of steps
 def _cosine(step, top, last, cooldown):
     done = (step - top) / (last - top)
     return 0.5 * (1 + math.cos(math.pi * done))
@@ -34,8 +34,8 @@ SCHEDULES = {"cosine": _cosine, "trapezoid": _trapezoid, "constant": _constant}
 def schedule_problems(kind, max_steps, warmup_steps, final, cooldown) -> list[str]:
     """What is wrong with these settings, a sentence each; empty if nothing is.
 
-    A sentence names field and value, as in "max_steps = 0", with the trainer's fields: kind is `schedule`,
-    and final is `final_lr`.
+    A sentence names field and value, as in "max_steps = 0". It uses the trainer's names: `schedule` for kind,
+    `final_lr` for final.
     """
     problems = []
     if kind not in SCHEDULES:
@@ -68,9 +68,9 @@ def make_schedule(
 ) -> Callable[[int], float]:
     """A function step -> multiplier in [0, 1] of the learning rate, above 0 at step 0.
 
-    Past the end it stays at the last step's; where no step leads down, at 1. Cosine: Loshchilov and Hutter
-    2016; trapezoid: Hu et al. 2024 (MiniCPM). Any unit will do for the steps, tokens too. UserError with all
-    that `schedule_problems` finds.
+    Past the end it stays as at the last step; where no step leads down, that is 1. Any unit will do for the
+    steps, tokens too. Cosine: Loshchilov and Hutter 2016; trapezoid: Hu et al. 2024 (MiniCPM). UserError with
+    all that `schedule_problems` finds.
     """
     problems = schedule_problems(kind, max_steps, warmup_steps, final, cooldown)
     if problems:
@@ -117,7 +117,7 @@ def batch_ramp(
     def batch(seen: int) -> int:
         if seen >= ramp_tokens:
             return full
-        # whole numbers: exact, however large
+        # rounded down to a multiple; in whole numbers, so exact, however large
         return start + (full - start) * seen // (ramp_tokens * multiple) * multiple
 
     return batch

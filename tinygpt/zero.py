@@ -69,6 +69,7 @@ class _FlatStep(_FlatLayout):
         changed = [p for p in self.params if p in touched]
         for p in changed:
             self.steps[p] += 1
+        # (number of the step, elements of this rank's part that take it)
         if len(changed) == len(self.params) and len(set(self.steps.values())) == 1:
             pieces = [(self.steps[changed[0]], slice(None))]  # one call: to AdamW an element is an element
         else:  # a call for each parameter, with its own number of steps

@@ -147,7 +147,8 @@ class Overlapped(_Replica):
     def _arrived(self, number, p):
         if self.active:
             self.missing[number] -= 1
-            # send the next in line, and those that wait behind it; one that is early waits
+            # Send the next in line, and those that wait behind it; one that is early waits.
+            # The number of the next is how many were sent: len(self.works)
             while len(self.works) < len(self.groups) and self.missing[len(self.works)] == 0:
                 self._send(self.groups[len(self.works)])
 
@@ -193,7 +194,7 @@ class Bucketed(Overlapped):
         super().__init__(module)
 
     def group(self, params: list) -> list[list]:
-        "Fill buckets in order; one holds tensors of one kind."
+        "Fill buckets in order; the tensors of a bucket have one type and device."
         groups = []
         size = 0
         for p in params:
@@ -292,11 +293,13 @@ def wrap_fsdp(
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), 0)
     mesh = init_device_mesh(world.device.type, (world.world_size,))
-    # torch's caches keep the mesh for ever, and the mesh its group: with the model that ends
+    # torch's caches would keep the mesh for ever, and with it its process group: let go with the model
     weakref.finalize(model, getattr(mesh, "_pg_registry", {}).clear)
-    # autocast does not round norms: they go with the root, which finds them here (it looks into no block)
+    # Autocast does not round norms: they travel as they are, with the root. The root does not look into
+    # blocks, so it is shown the norms in a list
     model.norms = nn.ModuleList(m for m in model.h.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm)))
-    short = MixedPrecisionPolicy(dtype, dtype and torch.float32, cast_forward_inputs=False)
+    reduce_dtype = torch.float32 if dtype else None  # of the gradients that travel
+    short = MixedPrecisionPolicy(dtype, reduce_dtype, cast_forward_inputs=False)
     # a block's weights are gathered when its forward or backward begins, and dropped after
     for block in model.h:
         fully_shard(block, mesh=mesh, mp_policy=short, ignored_params={*model.norms.parameters()}, **options)
