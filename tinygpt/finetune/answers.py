@@ -87,7 +87,7 @@ def lay_out(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(tokens, targets, which conversation of its row each token is from).
 
-    Each is (rows, width) int64: -100 in all three behind the last token, in targets where none counts.
+    Each is (rows, width) int64. Behind the last token all are -100; so are targets that do not count.
     """
     tokens, targets, document = np.full((3, len(rows), width), -100, dtype=np.int64)
     for r, row in enumerate(rows):

@@ -155,7 +155,7 @@ class Row:
     forced: list[int] = field(default_factory=list)  # what comes first, without a draw
     new: list[int] = field(default_factory=list)  # the tokens that came
     logprobs: list[float] = field(default_factory=list)  # of each: its log-probability, in nats
-    top: list[dict[int, float]] = field(default_factory=list)  # and those of the likeliest at its place
+    top: list[dict[int, float]] = field(default_factory=list)  # log-probabilities of the likeliest, each time
     text: str = ""  # of the tokens, as `show_rows` puts it together
     finish: str = ""  # why it ended: "eot", "stop" or "length"; empty while it goes on
 
@@ -222,7 +222,7 @@ def next_choices(
     top_k: int,
     top_p: float,
 ) -> list[int] | torch.Tensor:
-    "What `Row.next_token` takes, a row: the likeliest token where nothing is drawn, else probabilities."
+    "For each row what `Row.next_token` takes: probabilities, or the likeliest token if nothing is drawn."
     if temperature == 0:  # nothing is drawn
         return likeliest(logits).tolist()
     return sampling_probs(logits, temperature, top_k, top_p)
@@ -325,8 +325,10 @@ def split_at_stop(
     if complete:
         _, begin = min(complete)
         return text[:begin], None
-    waits = [n for s in stop for n in range(1, min(len(s), len(text) + 1)) if text.endswith(s[:n])]
-    shown = len(text) - max(waits, default=0)  # the longest end that may become a stop string waits
+    waits = []  # the lengths of all ends that may become a stop string
+    for s in stop:
+        waits += [n for n in range(1, len(s)) if text.endswith(s[:n])]
+    shown = len(text) - max(waits, default=0)  # the longest of them waits
     return text[:shown], text[shown:]
 
 
