@@ -53,7 +53,7 @@ import time
 from pathlib import Path
 
 import torch
-from data_machine import machine
+from data_machine import machine, tune
 
 from tinygpt.data.tokens import load_corpus
 from tinygpt.model import GPT, GPTConfig
@@ -206,15 +206,9 @@ class Record:
     def tune(self, row: str, steps: int) -> float:
         "The best rate of the row, with a worse one on either side."
         row = self.same.get(row, row)
-        rates, losses = sorted(self.rates[row] if isinstance(self.rates, dict) else self.rates), {}
-        while True:
-            for rate in rates:
-                if rate not in losses:
-                    losses[rate] = self.ensure(row, rate, self.seeds, steps)
-            best = self.choose(losses)
-            if rates[0] < best < rates[-1]:
-                return best
-            rates = [best / 2, *rates] if best == rates[0] else [*rates, 2 * best]
+        rates = sorted(self.rates[row] if isinstance(self.rates, dict) else self.rates)
+        losses = tune(lambda rate: self.ensure(row, rate, self.seeds, steps), rates, self.choose)
+        return self.choose(losses)
 
     def tuned(self, row: str, steps: int) -> float | None:
         "The row's rate, as the runs that were made have it."

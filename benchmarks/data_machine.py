@@ -1,9 +1,10 @@
-"""What the benchmarks share: a result written beside the scripts, and the spread of several runs.
+"""What the benchmarks share: results written beside the scripts, the spread of runs, the choice of a rate.
 
 With each result stand the machine, the versions, the command and the date.
 """
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -62,6 +63,36 @@ def load(
 ) -> dict:
     "What `save` wrote."
     return json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())
+
+
+def lowest(
+    found: dict,  # rate: loss
+) -> float:
+    "The rate with the lowest loss."
+    return min(found, key=found.get)
+
+
+def doubled(rate: float, up: bool) -> float:
+    "The next rate, twice or half of this one."
+    return 2 * rate if up else rate / 2
+
+
+def tune(
+    measure,  # measure(rate): its loss, or whatever `best` understands
+    rates,  # to begin with
+    best=lowest,  # best({rate: what was measured}): the best rate
+    beyond=doubled,  # beyond(rate, up): the next one
+    most: float = math.inf,  # rates in all
+) -> dict:
+    "What was measured, by rate: at these, and at further ones while the best is the lowest or the highest."
+    found = {rate: measure(rate) for rate in rates}
+    while len(found) < most:
+        at = best(found)
+        if min(found) < at < max(found):
+            break
+        further = beyond(at, up=at == max(found))
+        found[further] = measure(further)
+    return found
 
 
 def spread(values) -> dict:

@@ -50,7 +50,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from data_machine import load, machine, save
+from data_machine import load, lowest, machine, save, tune
 
 from tinygpt.accumulate import clip_gradients, train_step
 from tinygpt.data.tokens import load_corpus
@@ -66,6 +66,7 @@ from tinygpt.train import train
 
 EDGES = [0, 2, 8, 32, 128]  # places in a document, in tokens after its eot: where the difference is
 RATES = (0.5, 1.0, 2.0)  # times those of the preset
+MOST_RATES = len(RATES) + 3  # to try
 TUNING_SEEDS = (101, 102)
 
 
@@ -193,18 +194,6 @@ def run(config, masked: bool, rate: float, seed: int, train, val, eot: int, args
     return result
 
 
-def tune(loss) -> dict[float, float]:
-    "The loss by rate: of the grid, and of rates beyond it as long as the best one is its edge."
-    grid = {rate: loss(rate) for rate in RATES}
-    while len(grid) < len(RATES) + 3:
-        best = min(grid, key=grid.get)
-        if best not in (min(grid), max(grid)):
-            break
-        further = best / 2 if best == min(grid) else 2 * best
-        grid[further] = loss(further)
-    return grid
-
-
 def tuned(config, masked: bool, train, val, eot: int, args) -> dict:
     "The grid of rates, the best of it, and the runs of that one which are compared."
 
@@ -212,8 +201,8 @@ def tuned(config, masked: bool, train, val, eot: int, args) -> dict:
         lines = [run(config, masked, rate, seed, train, val, eot, args) for seed in TUNING_SEEDS]
         return statistics.mean(line["alone"] for line in lines)
 
-    grid = tune(loss)
-    best = min(grid, key=grid.get)
+    grid = tune(loss, RATES, most=MOST_RATES)
+    best = lowest(grid)
     seeds = range(1, args.seeds + 1)
     return dict(
         grid=grid, best=best, runs=[run(config, masked, best, seed, train, val, eot, args) for seed in seeds]

@@ -39,7 +39,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from data_machine import save
+from data_machine import save, tune
 
 from tinygpt.accumulate import measure_noise_scale, train_step
 from tinygpt.adamw import adamw_groups, make_adamw
@@ -194,12 +194,13 @@ def main():
 
     grid, fresh = {}, {}
     for way in args.ways or WAYS:
-        runs = {lr: [one("run", way, lr, seed) for seed in range(3)] for lr in RATES}
-        while best_rate(runs) in (min(runs), max(runs)):
-            lr = best_rate(runs) * (2 if best_rate(runs) == max(runs) else 0.5)
-            runs[lr] = [one("run", way, lr, seed) for seed in range(3)]
+
+        def by_three(lr, way=way):
+            return [one("run", way, lr, seed) for seed in range(3)]
+
+        runs = tune(by_three, RATES, best_rate)
         tried = [0.016] if way == "up" else []
-        runs |= {lr: [one("run", way, lr, seed) for seed in range(3)] for lr in tried if lr not in runs}
+        runs |= {lr: by_three(lr) for lr in tried if lr not in runs}
         grid[way] = {f"{lr:g}": runs[lr] for lr in sorted(runs)}
         fresh[way] = [one("run", way, best_rate(runs), 10 + i) for i in range(args.seeds)]
     scales = []

@@ -28,9 +28,10 @@ import tempfile
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from data_machine import load, save
+from data_machine import load, lowest, save, tune
 
 from tinygpt.checkpoint import checkpoints
 from tinygpt.run.loop import Stepper
@@ -134,15 +135,10 @@ def starts():
             print(found, flush=True)
         return found["loss"]
 
-    best = {}
-    for init in STARTS:
-        rates = sorted(START_RATES)
-        while init not in best:
-            means = {lr: statistics.mean(loss(init, lr, seed) for seed in CHOOSING) for lr in rates}
-            lr = min(means, key=means.get)
-            if rates[0] < lr < rates[-1]:
-                best[init] = lr
-            rates = sorted({*rates, lr / 2, 2 * lr})
+    def mean(init: str, muon_lr: float) -> float:
+        return statistics.mean(loss(init, muon_lr, seed) for seed in CHOOSING)
+
+    best = {init: lowest(tune(partial(mean, init), START_RATES)) for init in STARTS}
     record["best"] = best
     for seed in COMPARING:
         for init in STARTS:

@@ -34,12 +34,13 @@ import contextlib
 import io
 import math
 import statistics
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import nbformat
 import torch
-from data_machine import save
+from data_machine import save, tune
 
 from tinygpt.support import interval
 
@@ -78,13 +79,8 @@ def measure(toy: dict, starts: dict, way: str, rate: float) -> list[float]:
     return found
 
 
-def tune(toy: dict, starts: dict, way: str) -> dict[float, list[float]]:
-    "pass@1 by rate; the best rate has a neighbor on both sides."
-    found = {rate: measure(toy, starts, way, rate) for rate in RATES}
-    while (best := best_rate(found)) in (min(found), max(found)):
-        beyond = best / math.sqrt(2) if best == min(found) else best * math.sqrt(2)
-        found[beyond] = measure(toy, starts, way, beyond)
-    return dict(sorted(found.items()))
+def half_an_octave(rate: float, up: bool) -> float:
+    return rate * math.sqrt(2) if up else rate / math.sqrt(2)
 
 
 def best_rate(found: dict[float, list[float]]) -> float:
@@ -126,7 +122,8 @@ if __name__ == "__main__":
     starts = {seed: toy["teach"](seed) for seed in STARTS}
     tuned, rates, best, double = {}, {}, {}, {}
     for way in WAYS:
-        tuned[way] = tune(toy, tuning, way)
+        found = tune(partial(measure, toy, tuning, way), RATES, best_rate, half_an_octave)
+        tuned[way] = dict(sorted(found.items()))
         rates[way] = best_rate(tuned[way])
         for rate, found in tuned[way].items():
             print(f"{way:12s} rate {rate:<8g} pass@1 {statistics.mean(found):.3f}", flush=True)

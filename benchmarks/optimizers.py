@@ -63,7 +63,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from data_machine import machine
+from data_machine import machine, tune
 from torch import nn
 
 from tinygpt.adamw import adamw_groups, make_adamw
@@ -263,30 +263,28 @@ def steps_of(s: dict, steps: int) -> int:
 
 def outward(part: str, seeds: int, one) -> list[dict]:
     "The runs of three rates of each way, and of further ones where the best is at the edge; `one` runs one."
+
+    def best(found):
+        return min(found, key=lambda lr: statistics.mean(run["loss"] for run in found[lr]))
+
+    def beyond(lr, up):
+        return LADDER[LADDER.index(lr) + (1 if up else -1)]
+
     runs = []
-    todo = [s for s in settings(part) if s["lr"] in (0.002, 0.0028, 0.004)]
-    while todo:
-        runs += [one(s | dict(seed=seed)) for s in todo for seed in range(seeds)]
-        todo = []
-        for s in settings(part):
-            same = [r for r in runs if r["schedule"] == s["schedule"] and r.get("final") == s.get("final")]
-            means = {
-                lr: statistics.mean(r["loss"] for r in same if r["lr"] == lr)
-                for lr in {r["lr"] for r in same}
-            }
-            best = min(means, key=means.get)
-            at = LADDER.index(best)
-            beyond = [LADDER[at - 1]] * (best == min(means)) + [LADDER[at + 1]] * (best == max(means))
-            if s["lr"] in beyond:
-                todo.append(s)
+    for way in [s for s in settings(part) if s["lr"] == LADDER[0]]:
+
+        def by_seeds(lr, way=way):
+            return [one(way | dict(lr=lr, seed=seed)) for seed in range(seeds)]
+
+        runs += itertools.chain(*tune(by_seeds, (0.002, 0.0028, 0.004), best, beyond).values())
     return runs
 
 
-SHARED = {}  # settings of a run of `longer` but its way down -> all that it was where the way down begins
+def run(s: dict, train: torch.Tensor, val: torch.Tensor, n_vocab: int, shared: dict) -> dict:
+    """One training run: its settings, the loss on held-out text, and that of its last 20 batches.
 
-
-def run(s: dict, train: torch.Tensor, val: torch.Tensor, n_vocab: int) -> dict:
-    "One training run: its settings, the loss on held-out text, and that of its last 20 batches."
+    `shared`: settings of a run of `longer` but its way down -> all that it was where the way down begins.
+    """
     torch.manual_seed(s["seed"])
     model = make_model(s["model"], n_vocab)
     optimizer = make_optimizer(model, s)
@@ -297,12 +295,12 @@ def run(s: dict, train: torch.Tensor, val: torch.Tensor, n_vocab: int) -> dict:
     start, losses = time.process_time(), []
     branches = s.get("part_of_run") == 4 and s["schedule"] != "cosine"
     key = s["warmup"], s["lr"], s["seed"], steps
-    if branches and key in SHARED:
-        model, optimizer, losses = copy.deepcopy(SHARED[key][:3])
-        torch.set_rng_state(SHARED[key][3])
+    if branches and key in shared:
+        model, optimizer, losses = copy.deepcopy(shared[key][:3])
+        torch.set_rng_state(shared[key][3])
     for step in range(len(losses), steps):
         if branches and step == steps - round(0.2 * steps):
-            SHARED[key] = *copy.deepcopy((model, optimizer, losses)), torch.get_rng_state()
+            shared[key] = *copy.deepcopy((model, optimizer, losses)), torch.get_rng_state()
         for group, top in zip(optimizer.param_groups, tops):
             group["lr"] = top * schedule(step)
         x, y = rows(text, torch.randint(len(text) - T, (BATCH_SIZE,)))
@@ -356,7 +354,7 @@ def main():
         torch.set_num_threads(args.threads)
     data = prepare("sotu", "char", progress=False)
     train, val = (torch.from_numpy(np.asarray(t[:FRESH]).astype(np.int64)) for t in (data.train, data.val))
-    done = []
+    done, shared = [], {}
     if args.log and args.log.exists():
         done = [json.loads(line) for line in args.log.read_text().splitlines()]
     for part in args.parts or PARTS:
@@ -365,7 +363,7 @@ def main():
             asked = s | dict(steps=steps_of(s, args.steps))
             result = next((r for r in done if asked.items() <= r.items()), None)
             if result is None:
-                result = run(asked, train, val, data.tokenizer.n_vocab)
+                result = run(asked, train, val, data.tokenizer.n_vocab, shared)
                 if args.log:
                     with args.log.open("a") as file:
                         file.write(json.dumps(result) + "\n")

@@ -38,23 +38,23 @@ from bisect import bisect_left, insort
 
 import numpy as np
 import torch
-from data_machine import load, machine, save
+from data_machine import load, lowest, machine, save, tune
 from document_mask import (
+    MOST_RATES,
     RATES,
     TUNING_SEEDS,
     begin,
-    documents,
     everything,
     losses,
     make_config,
     masked_step,
     pack_alone,
-    tune,
 )
 
 from tinygpt.data.pack import pack_best_fit
 from tinygpt.data.tokens import load_corpus
 from tinygpt.data.windows import RandomLoader, ShardLoader
+from tinygpt.document_masks import document_mask
 from tinygpt.model import GPT
 from tinygpt.tokenizer import BPETokenizer
 
@@ -158,7 +158,7 @@ def train_model(config, way: str, train, eot: int, rate: float, seed: int, args)
     for step in range(args.steps):
         x, y = next(batches)
         set_rates(step)
-        masked_step(model, optimizer, x, y, documents(x, eot) if way == MASKED else None)
+        masked_step(model, optimizer, x, y, document_mask(x, eot) if way == MASKED else None)
         counted += int((y >= 0).sum())
     return model, counted, time.process_time() - start
 
@@ -170,7 +170,7 @@ def judge(model: GPT, way: str, val: list[np.ndarray], T: int, eot: int) -> dict
     alone = losses(model, x, y, everything)
     rows = torch.from_numpy(concat(val, T).astype(np.int64))
     x2, y2 = rows[:, :-1].clamp(min=0), rows[:, 1:].contiguous()
-    packed = losses(model, x2, y2, (lambda idx: documents(idx, eot)) if way == MASKED else everything)
+    packed = losses(model, x2, y2, (lambda idx: document_mask(idx, eot)) if way == MASKED else everything)
     return dict(
         alone=(alone.sum() / (y != -100).sum()).item(), packed=(packed.sum() / (y2 != -100).sum()).item()
     )
@@ -193,8 +193,8 @@ def compare(config, ways, train, val, eot: int, metric: str, args, rates: dict |
             lines = [run(config, way, train, val, eot, rate, seed, args) for seed in TUNING_SEEDS]
             return statistics.mean(line[metric] for line in lines)
 
-        grid = rates[way]["grid"] if rates else tune(loss)
-        best = min(grid, key=grid.get)
+        grid = rates[way]["grid"] if rates else tune(loss, RATES, most=MOST_RATES)
+        best = lowest(grid)
         runs = [run(config, way, train, val, eot, best, seed, args) for seed in range(1, 1 + args.seeds)]
         out[way] = dict(grid=grid, best=best, runs=runs)
     reference = next(iter(out.values()))["runs"]

@@ -1,3 +1,4 @@
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -14,7 +15,15 @@ import torch.distributed as dist
 from events import LAST_RESORT, wait_until
 
 from tinygpt.ddp import world as ddp_world
-from tinygpt.ddp.world import World, check_world, close_world, connect_store, init_world, run_processes
+from tinygpt.ddp.world import (
+    World,
+    check_world,
+    close_world,
+    connect_store,
+    init_world,
+    longer_timeout,
+    run_processes,
+)
 from tinygpt.support import UserError
 
 ENV = (
@@ -39,10 +48,22 @@ def nobody_is_left(monkeypatch):
 # in the processes ----------------------------------------------------------------------------------------
 
 
+def limit():
+    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
 def seconds_that_a_collective_may_take(world):
+    "As it was started; where one rank works for long; after that, and after that failed."
     close_world()
     init_world("cpu", timeout=1234, meeting=LAST_RESORT)
-    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    limits = [limit()]
+    for mistake in (None, UserError("there is no such text")):
+        with contextlib.suppress(UserError), longer_timeout(then=567):
+            limits.append(limit())
+            if mistake:
+                raise mistake
+        limits.append(limit())
+    return limits
 
 
 def several_things(world, factor):
@@ -413,7 +434,8 @@ def test_a_rank_that_stops_after_the_meeting_does_not_hang_the_others(port):
 
 
 def test_the_time_for_meeting_is_not_that_of_the_collectives():
-    assert run_processes(seconds_that_a_collective_may_take, 2) == [1234.0, 1234.0]
+    "Nor is that of long work the one afterwards, whether the work was done or failed."
+    assert run_processes(seconds_that_a_collective_may_take, 2) == [[1234, 86400, 567, 86400, 567]] * 2
 
 
 LEAVES = """

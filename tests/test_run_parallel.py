@@ -28,6 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from two_hosts import TwoHosts, why_not
 
 import tinygpt.accumulate as accumulate_module
+import tinygpt.ddp.world as ddp_world
 import tinygpt.run.loop as loop_module
 import tinygpt.run.setup as run_setup
 from tinygpt.checkpoint import checkpoints
@@ -835,7 +836,7 @@ def test_a_rank_that_stands_still_before_the_first_step_ends_the_others(tmp_path
 def slow_to_read(world, folder, words):
     "Rank 0 prepares its text for longer than the others would wait in a step, here four seconds."
     limits = []
-    read, set_timeout, check_memory = run_setup.open_run_data, run_setup.set_timeout, run_setup.check_memory
+    read, set_timeout, check_memory = run_setup.open_run_data, ddp_world.set_timeout, run_setup.check_memory
 
     def short_patience(*args):  # what comes right before the text
         if not limits:
@@ -852,11 +853,8 @@ def slow_to_read(world, folder, words):
         limits.append(seconds)
         set_timeout(LAST_RESORT)
 
-    run_setup.check_memory, run_setup.open_run_data, run_setup.set_timeout = (
-        short_patience,
-        reading,
-        new_limit,
-    )
+    run_setup.check_memory, run_setup.open_run_data = short_patience, reading
+    ddp_world.set_timeout = new_limit
     run = run_setup.begin_run(make_config(folder, words, "slow"), world=world)
     return limits, len(run.data.train)
 

@@ -10,10 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import nbformat
 import pytest
 import torch
 import tyro
 from filelock import FileLock
+from nbclient import NotebookClient
 
 from tinygpt.support import (
     PALETTE,
@@ -368,6 +370,20 @@ def test_a_rank_that_was_left_in_the_environment_silences_nobody(monkeypatch, ca
     with suppress(SystemExit):
         assert run(arguments) == 2
     assert arguments[-1].replace("mistake", "lr = -1: choose a rate") in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_in_a_notebook_leaves_its_kernel_running():
+    "RANK may be left over there. In a program of torchrun's it ends the process (test above)."
+    cells = [
+        "import os\nos.environ |= dict(RANK='0', WORLD_SIZE='1')",
+        "from tinygpt.support import UserError, command",
+        "@command\ndef main(argv):\n    raise UserError('lr is below 0')",
+        "assert main([]) == 2",
+    ]
+    nb = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+    NotebookClient(nb).execute()
+    assert nb.cells[-1].execution_count == len(cells)
 
 
 WRITER = """

@@ -540,8 +540,9 @@ def command(
         status, line = _run_to_status(main, argv)
         if line:
             print(line, file=sys.stderr, flush=True)
-        if status and "RANK" in os.environ:
-            os._exit(status)  # gloo's threads would abort a normal exit
+        # gloo's threads would abort a normal exit; a notebook is no program, and its kernel goes on
+        if status and "RANK" in os.environ and hasattr(sys.modules["__main__"], "__file__"):
+            os._exit(status)
         return status
 
     return run

@@ -18,7 +18,7 @@ import torch
 from ..checkpoint_open import open_model
 from ..ddp.agree import on_all, on_first
 from ..ddp.watchdog import Watchdog
-from ..ddp.world import close_world, init_world, set_timeout
+from ..ddp.world import close_world, init_world, longer_timeout
 from ..finetune.answers import right_shares
 from ..finetune.tasks import make_examples
 from .pairs import encode_preference, read_pairs, task_pairs
@@ -154,10 +154,9 @@ def run_options(options: Options) -> TrainResult:
     "Train with these options."
     world = init_world(options.train.system.device, timeout=1800)
     on_all(world, lambda: check_start(options, world.world_size))
-    with Watchdog(world, patience=300):  # the others wait while rank 0 draws, perhaps for hours
-        set_timeout(86400)
+    # the others wait while rank 0 draws, perhaps for hours
+    with Watchdog(world, patience=300), longer_timeout(then=1800):
         preferences = on_first(world, lambda: open_preferences(options, world.device))
-        set_timeout(1800)
     objective = preference_objective(preferences, asked_of(options))
     line = partial(pairs_line, preferences=preferences, source=options.data)
     kept = replace(objective, settings=own_settings(options), introduce=line)

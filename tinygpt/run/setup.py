@@ -42,7 +42,7 @@ from ..checkpoint_open import find_model, keep_tokenizer, open_model
 from ..data.open import make_loader, open_data
 from ..data.tokens import TOKENIZERS, Shards, TokenData, build_tokenizer
 from ..ddp.agree import check_alike, known_to_all, on_all, on_first
-from ..ddp.world import World, init_world, set_timeout
+from ..ddp.world import World, init_world, longer_timeout
 from ..document_masks import Apart, was_masked
 from ..evaluate.score import Score, compressor_bits, evaluate
 from ..measure.memory import activation_bytes
@@ -485,11 +485,10 @@ def begin_run(
     fits = partial(check_memory, config, policy.device, world.world_size, training)
     on_all(world, fits)
     # the first process of a machine fills its cache, then the others read it: of a large text, after hours
-    set_timeout(86400)
-    show = progress and world.is_main
-    data = on_all(world, lambda: open_run_data(config, show) if world.local_rank == 0 else None)
-    data = on_all(world, lambda: open_run_data(config) if data is None else data)
-    set_timeout(1800)
+    with longer_timeout(then=1800):
+        show = progress and world.is_main
+        data = on_all(world, lambda: open_run_data(config, show) if world.local_rank == 0 else None)
+        data = on_all(world, lambda: open_run_data(config) if data is None else data)
     on_all(world, lambda: check_vocabulary(config, weights, data))
     on_all(world, lambda: check_borders(config, data))
     on_all(world, fits)  # again: now the vocabulary is known
