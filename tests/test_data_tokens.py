@@ -203,6 +203,17 @@ def test_a_table_is_refused_by_every_reader_with_a_command_that_makes_lines_of_i
     assert "".join(load_corpus("t.txt").train).startswith(Path("t.txt").read_bytes()[:20].decode())
 
 
+def test_a_quote_that_is_never_closed_swallows_no_rows(tmp_path):
+    table = tmp_path / "t.tsv"
+    table.write_text('text\tn\n"Unclosed\t2\nthird\t3\n')
+    with pytest.raises(UserError, match="is a table") as told:
+        load_corpus(str(table))
+    command = re.search(r"make .jsonl of it with (python -c .*) and give", str(told.value))[1]
+    command = command.replace("python", sys.executable, 1)
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode and "unexpected end of data" in done.stderr
+
+
 @pytest.mark.parametrize("reader", ["random", "stream", "prepare"])
 def test_files_of_other_kinds_in_a_folder_are_said_to_be_unread(tmp_path, cache, reader, capsys):
     folder = tmp_path / "texts"

@@ -349,6 +349,7 @@ def test_a_reading_tells_the_memory_and_fits_into_a_bar():
     assert reading["memory_gb"] == pytest.approx(used_memory() / 1e9, rel=0.01)
     assert describe(reading).startswith("500 tokens/s, 50% of the measured peak, ")
     assert describe(reading).endswith(" GB")
+    assert ", faster than the measured peak, " in describe(reading | dict(of_measured_peak=3.85))
 
 
 def test_mfu_is_the_share_of_the_datasheets_peak_as_in_the_field_and_the_measured_one_has_its_own_name():

@@ -246,7 +246,7 @@ ROWS = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz"
 
 _FROM_TABLE = (
     "import csv, json, sys; csv.field_size_limit(2**30); "
-    "[print(json.dumps(row)) for row in csv.DictReader(sys.stdin{})]"
+    "[print(json.dumps(row)) for row in csv.DictReader(sys.stdin, strict=True{})]"
 )
 _AS_LINES = {  # a table's kind -> what makes .jsonl of it
     ".json": "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]",

@@ -249,6 +249,9 @@ def describe(
 ) -> str:
     "A reading in words, for a progress bar."
     memory = f", {reading['memory_gb']:.2f} GB" if "memory_gb" in reading else ""
-    measured = f"{reading['of_measured_peak']:.0%} of the measured peak"
+    share = reading["of_measured_peak"]
+    measured = f"{share:.0%} of the measured peak"
+    if share > 1:  # the machine was busier when the peak was measured
+        measured = "faster than the measured peak"
     used = f"MFU {reading['mfu']:.0%}" if "mfu" in reading else measured
     return f"{si(reading['tokens_per_second']).strip()} tokens/s, {used}{memory}"
