@@ -32,12 +32,12 @@ gains more than 0.05. Written down before the other rows were run for 2,400 step
 
 Where an interval holds the bound, the claim is undecided.
 
-Of the six only 3 was decided: of five runs at the rate that two seeds had chosen, three with learned
-positions got stuck. So `--sure` runs six rows again for 2,400 steps: three rates a row, and on where the best
-is at an edge, with five seeds (two of them those from before). The rate with the fewest stuck runs is chosen,
-and among those the one with the lowest mean. A run is stuck if it ends more than 0.2 above the lowest tuning
-run of its row. Fresh seeds, 10 and on, compare. Claims 1, 4, 5 and 6 (for these rows) are asked again, with
-the same bounds. Written before the first of these runs:
+Of the six only 3 was decided; 1, 4 and 6 were not because, of five runs at the rate that two seeds had
+chosen, three with learned positions got stuck. So `--sure` runs six rows again for 2,400 steps: three rates a
+row, and on where the best is at an edge, with five seeds (two of them those from before). The rate with the
+fewest stuck runs is chosen, and among those the one with the lowest mean. A run is stuck if it ends more than
+0.2 above the lowest tuning run of its row. Fresh seeds, 10 and on, compare. Claims 1, 4, 5 and 6 (for these
+rows) are asked again, with the same bounds. Written before the first of these runs:
 
 7. At the rates so chosen, at most one compared run of all rows is stuck. Refuted if two or more are.
 """

@@ -44,10 +44,10 @@ Each is refuted if the interval of the eight differences is above 0, and undecid
 second, both intervals below 0: confirmed; one above 0: refuted; else undecided.)
 
 All three came out undecided. The rate chosen for the better cosine, 0.0226, stands beside a cliff: of the
-eight fresh seeds, three end more than 0.2 above the other five. `compare-longer-again` asks once more, with
-eight other seeds, 20 to 27, and careful rates: of those whose mean is within 0.01 of the best one's, the
-lowest. Which cosine and which trapezoid is the better is that of these rates, by the three seeds. Written
-before it was run: the three claims and the rule of before.
+eight fresh seeds, three end more than 0.2 above the mean of the other five. `compare-longer-again` asks once
+more, with eight other seeds, 20 to 27, and careful rates: of those whose mean is within 0.01 of the best
+one's, the lowest. Which cosine and which trapezoid is the better is that of these rates, by the three seeds.
+Written before it was run: the three claims and the rule of before.
 
 `longer-plain`: the constant rate and the trapezoid down to 0.1 once more, without a warm-up. No claim.
 """
