@@ -536,12 +536,11 @@ def command(
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
         _steady_output()
-        argv = sys.argv[1:] if argv is None else list(argv)
-        status, line = _run_to_status(main, argv)
+        is_program = argv is None
+        status, line = _run_to_status(main, sys.argv[1:] if is_program else list(argv))
         if line:
             print(line, file=sys.stderr, flush=True)
-        # gloo's threads would abort a normal exit; a notebook is no program, and its kernel goes on
-        if status and "RANK" in os.environ and hasattr(sys.modules["__main__"], "__file__"):
+        if status and "RANK" in os.environ and is_program:  # gloo's threads would abort a normal exit
             os._exit(status)
         return status
 
