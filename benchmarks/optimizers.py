@@ -29,12 +29,11 @@ others compare, 20 to 59. Written before they were run: the first claim is refut
 of the gain, confirmed if below, where the interval leaves 0 out. Momentum counts if RMSProp ends higher and
 the interval leaves 0 out; it hurts if RMSProp ends lower and the interval leaves 0 out.
 
-Written before `longer` was run: 1,200 steps, four times `long`, whose
-trends were cut off. All ways have a warm-up of a tenth: a constant rate, and cosines and trapezoids, each
-down to 0.1 and down to 0. Each way starts with three rates, a factor of the square root of 2 apart; while its
-best one is at an edge of what it has tried, the next one beyond is tried too. Three seeds choose rates, and
-which of two is "better"; eight others compare. (A constant rate and the trapezoids are the same until the way
-down: they share these steps.)
+Written before `longer` was run: 1,200 steps, four times `long`, whose trends were cut off. All ways have a
+warm-up of a tenth: a constant rate, and cosines and trapezoids, each down to 0.1 and down to 0. Each way
+starts with three rates, a factor of the square root of 2 apart; while its best one is at an edge of what it
+has tried, the next one beyond is tried too. Three seeds choose rates, and which of two is "better"; eight
+others compare. (A constant rate and the trapezoids are the same until the way down: they share these steps.)
 
 1. The better trapezoid ends lower than the better cosine.
 2. A way down to 0 ends lower than the same way down to 0.1: it must hold for the trapezoid and the cosine.
@@ -173,9 +172,8 @@ def with_seeds(part: str, seeds: int) -> list[dict]:
         compared = best_settings(of, SLACK.get(part, 0.0)) if of else settings(part)
         if part == "compare-near-pieces":  # seed by seed, so that a run that is cut short compares all
             return [s | dict(seed=20 + i) for i in range(MANY_SEEDS) for s in compared]
-        if part == "compare-longer-again":
-            return [s | dict(seed=20 + i) for s in compared for i in range(seeds + MORE_SEEDS)]
-        return [s | dict(seed=10 + i) for s in compared for i in range(seeds + MORE_SEEDS)]
+        first = 20 if part == "compare-longer-again" else 10
+        return [s | dict(seed=first + i) for s in compared for i in range(seeds + MORE_SEEDS)]
     return [s | dict(seed=seed) for s in settings(part) for seed in range(seeds)]
 
 
