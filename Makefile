@@ -7,6 +7,8 @@ JOBS   ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 2)")
 # of tests and of pages: some only wait, for a process or for a kernel that starts or ends
 WORKERS ?= $(shell $(PYTHON) -c "print($(JOBS) + 1)")
 SHORT  := 10
+# which pages test-all runs
+PAGES  ?=
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
 else
@@ -47,10 +49,10 @@ test: $(VENV)/.installed-dev  ## sync and clean, the tests that are not slow, th
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 	$(PY) tools/book.py run --jobs $(WORKERS) --within $(SHORT)
 
-test-all: $(VENV)/.installed-dev  ## the same with the slow tests and all pages, as CI runs it
+test-all: $(VENV)/.installed-dev  ## the same with the slow tests and all pages (PAGES=--changed: those whose code has changed)
 	$(PY) tools/book.py check
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal
-	$(PY) tools/book.py run --jobs $(WORKERS)
+	$(PY) tools/book.py run --jobs $(WORKERS) $(PAGES)
 
 lab: $(VENV)/.installed-dev  ## open the chapters in JupyterLab
 	$(PY) -m jupyterlab --notebook-dir=. nbs/index.ipynb

@@ -13,7 +13,6 @@ Linux and macOS (it forks).
 
 import argparse
 import ast
-import hashlib
 import importlib.util
 import json
 import os
@@ -51,6 +50,9 @@ from tinygpt.learn.overlay import Work, lay_over, read_work
 from tinygpt.support import atomic_path, cache_dir
 
 ROOT = find_project()
+sys.path.append(str(ROOT / "tools"))
+from ran import bare_code, digest  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/teeth.json"
 PARTS = ("green", "holes", "slips")
 
@@ -229,25 +231,6 @@ def examine_slip(chapter: Chapter, slip, definitions: dict[str, Definition]) -> 
     chapter.work.written.setdefault(slip.function, definitions[slip.function])
     test = chapter.red(slip.function, text)
     return test, f"caught by {test}" if test else "NOT CAUGHT"
-
-
-def digest(*parts: bytes) -> str:
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
-
-
-def bare_code(text: str) -> bytes:
-    "A file's code without comments, docstrings and layout: what a test can see of it."
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [line for line in body if not is_text(line)]
-    return ast.unparse(tree).encode()
-
-
-def is_text(line: ast.stmt) -> bool:
-    "Whether a statement is a string alone, as a docstring is."
-    return isinstance(line, ast.Expr) and isinstance(getattr(line.value, "value", None), str)
 
 
 def state_of(folder: Path, module: str) -> dict[str, str]:

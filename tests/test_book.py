@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import book  # noqa: E402
 import pages  # noqa: E402
 import picture  # noqa: E402
+import ran  # noqa: E402
 
 ORDER = pages.reading_order()
 PLACE = {path: place for place, path in enumerate(ORDER)}
@@ -416,3 +417,47 @@ def test_links_between_pages_lead_somewhere():
         for link in re.findall(r"\]\(([^)#\s]+)", text):
             if not link.startswith(("http", "attachment:", "data:")):
                 assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_behind_a_module_is_all_that_python_imports_for_it():
+    program = "import sys, tinygpt.train; print(*(m for m in sys.modules if m.startswith('tinygpt.')))"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    loaded = {module.removeprefix("tinygpt.") for module in said.split()}
+    loaded = {module for module in loaded if source_file(module).exists()}  # the others are folders
+    assert len(loaded) > 20 and loaded <= ran.modules_behind({"train"})
+    assert ran.modules_behind({"floats"}) < {"floats", "support", "__init__"}
+    assert "muon" in ran.modules_behind(ran.named_in("python -m tinygpt.train --optimizer muon"))
+    assert ran.modules_behind(ran.named_in("import tinygpt.floats.rounded")) == ran.modules_behind({"floats"})
+
+
+def test_a_page_has_changed_when_what_it_runs_has_and_not_for_a_comment(monkeypatch, tmp_path):
+    page, before = ROOT / "nbs/10_adamw.ipynb", dict(ran.package())
+    state = ran.state_of(page)
+
+    def with_code(module, code):
+        monkeypatch.setattr(ran, "package", lambda: before | {module: (code, before[module][1])})
+        return ran.state_of(page)
+
+    assert with_code("support", b"other") != state and with_code("model", b"other") != state
+    assert with_code("chat.serve", b"other") == state  # nothing that this page leads to
+    assert ran.bare_code('def f():\n    "Doc."\n    return 1  # why') == ran.bare_code("def f(): return 1")
+    assert ran.bare_code("def f(): return 1") != ran.bare_code("def f(): return 2")
+    monkeypatch.undo()
+
+    monkeypatch.setattr(ran, "RECORD", tmp_path / "ran.json")
+    assert ran.has_changed(page)
+    learn = ROOT / "nbs/more/learn.ipynb"
+    ran.remember({page: state, learn: ran.state_of(learn), tmp_path / "elsewhere.ipynb": "not of the book"})
+    ran.remember({ROOT / "nbs/11_schedule.ipynb": "another"})
+    assert list(ran.recorded()) == ["10_adamw", "11_schedule", "learn"]
+    assert not ran.has_changed(page) and ran.has_changed(ROOT / "nbs/11_schedule.ipynb")
+    assert ran.has_changed(learn)  # it reads the whole book
+
+
+def test_the_records_that_a_page_shows_are_among_those_that_change_it():
+    for page in ORDER:
+        text = pages.code_of(page)
+        shown = {f"{name}.json" for name in re.findall(r"benchmarks/results/(\w+)\.json", text)}
+        assert {name for name in shown if (ROOT / "benchmarks/results" / name).exists()} <= {
+            p.name for p in ran.records_in(text)
+        }

@@ -2,6 +2,7 @@
 
 python tools/book.py check                    package, notebooks, headers, README.md, style; changes nothing
 python tools/book.py run [NAME ...]           execute copies of the pages (all, or those that start so)
+python tools/book.py run --changed            those that would not run as they last ran well (tools/ran.json)
 python tools/book.py run --write [NAME ...]   execute the pages themselves, store outputs, clean them
 python tools/book.py export                   pages -> package, cleaned; headers, picture and README.md
 python tools/book.py headers                  write the line under each title: label, minutes, needs
@@ -39,6 +40,7 @@ from pages import (
     with_seconds,
     write_headers,
 )
+from ran import has_changed, remember, state_of
 
 BIN = Path(sys.executable).parent
 LONGEST_FUNCTION = 60
@@ -265,6 +267,7 @@ def run(paths, write: bool, jobs: int) -> int:
     if jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each kernel
     failed, start = [], time.time()
+    states, well = {path: state_of(path) for path in paths}, {}
     forks = jobs > 1 and not write and sys.platform == "linux"
     with (
         own_temporary_folder(),
@@ -275,6 +278,8 @@ def run(paths, write: bool, jobs: int) -> int:
         for path, (problems, line) in zip(paths, outcomes):
             print(line, *problems, sep="\n    ", flush=True)
             failed += [path.name] if problems else []
+            well |= {} if problems else {path: states[path]}
+    remember(well)
     end = f"; failed: {', '.join(failed)}" if failed else ", all well"
     print(f"{len(paths)} pages in {time.time() - start:.0f} s{end}")
     return bool(failed)
@@ -356,12 +361,17 @@ def main() -> int:
     runner.add_argument(
         "--within", type=float, default=math.inf, help="only pages of at most so many seconds"
     )
+    runner.add_argument(
+        "--changed", action="store_true", help="only pages that may run otherwise than before"
+    )
     args = parser.parse_args()
     if args.what == "check":
         return check()
     if args.what == "run":
         seconds = {path: said_seconds(path) for path in chapters(args.names)}
         paths = [path for path in seconds if seconds[path] <= args.within]
+        if args.changed:
+            paths = [path for path in paths if has_changed(path)]
         if args.jobs > 1:
             paths.sort(key=seconds.get, reverse=True)  # a long one begun last would run alone
         return run(paths, args.write, args.jobs)
