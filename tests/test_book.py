@@ -461,3 +461,17 @@ def test_the_records_that_a_page_shows_are_among_those_that_change_it():
         assert {name for name in shown if (ROOT / "benchmarks/results" / name).exists()} <= {
             p.name for p in ran.records_in(text)
         }
+
+
+def test_a_run_remembers_the_pages_that_ran_well(monkeypatch, tmp_path):
+    good, bad = ROOT / "nbs/10_adamw.ipynb", ROOT / "nbs/11_schedule.ipynb"
+    monkeypatch.setattr(ran, "RECORD", tmp_path / "ran.json")
+    monkeypatch.setattr(book, "execute", lambda path, *_: (["broken"] if path == bad else [], path.name))
+    assert book.run([good, bad], write=False, jobs=1)
+    assert ran.recorded() == {"10_adamw": ran.state_of(good)}
+
+    asked = []
+    monkeypatch.setattr(book, "run", lambda paths, *_: asked.extend(paths))
+    monkeypatch.setattr(sys, "argv", ["book.py", "run", "--changed", good.name, bad.name])
+    book.main()
+    assert asked == [bad]
