@@ -106,9 +106,10 @@ def _forward_kernel(
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         s = tl.where(_see(rows, cols, T, S, WINDOW, CAUSAL), s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
+        # a row that has seen no key yet: -inf - (-inf) would be NaN
         shift = tl.where(m_new == -float("inf"), 0.0, m_new)
         p = tl.exp(s - shift[:, None])
-        correct = tl.exp(m - shift)
+        correct = tl.exp(m - shift)  # earlier sums belong to the old maximum
         l = l * correct + tl.sum(p, 1)
         o = o * correct[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         m = m_new

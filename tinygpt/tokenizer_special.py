@@ -93,8 +93,11 @@ class SpecialTokenizer(Tokenizer):
         elif self.eot in self.base.ends:
             ids[EOT_NAME] = self.eot
         names = sorted(ids, key=len, reverse=True)  # if one begins with another, the longer one counts
-        pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
-        return [i for piece in pieces if piece for i in ([ids[piece]] if piece in ids else encode(piece))]
+        found = []
+        for piece in re.split("(" + "|".join(map(re.escape, names)) + ")", text):
+            if piece:  # between two names that touch, there is none
+                found += [ids[piece]] if piece in ids else encode(piece)
+        return found
 
     def decode(self, ids) -> str:
         "The text of `ids`, without special tokens."
