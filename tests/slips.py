@@ -3098,8 +3098,8 @@ SLIPS = [
     Slip(
         "reinforce.policy",
         "answer_table",
-        "begin = answer.prompt + answer.new, len(answer.prompt) - 1",
-        "begin = answer.prompt + answer.new, len(answer.prompt)",
+        "begin = len(answer.prompt) - 1",
+        "begin = len(answer.prompt)",
         "targets one place too late",
     ),
     Slip(
