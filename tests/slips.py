@@ -3053,8 +3053,8 @@ SLIPS = [
     Slip(
         "prefer.pairs",
         "encode_preference",
-        "return given, *([*tokenizer.encode(text), end] for text in",
-        "return given, *(tokenizer.encode(text) for text in",
+        "chosen, rejected = ([*tokenizer.encode(text), end] for text in",
+        "chosen, rejected = (tokenizer.encode(text) for text in",
         "answers that never end",
     ),
     Slip(
