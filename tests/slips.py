@@ -3053,8 +3053,8 @@ SLIPS = [
     Slip(
         "prefer.pairs",
         "encode_preference",
-        "return given, *([*tokenizer.encode(text), end] for text in",
-        "return given, *(tokenizer.encode(text) for text in",
+        "chosen, rejected = ([*tokenizer.encode(text), end] for text in",
+        "chosen, rejected = (tokenizer.encode(text) for text in",
         "answers that never end",
     ),
     Slip(
@@ -3098,8 +3098,8 @@ SLIPS = [
     Slip(
         "reinforce.policy",
         "answer_table",
-        "begin = answer.prompt + answer.new, len(answer.prompt) - 1",
-        "begin = answer.prompt + answer.new, len(answer.prompt)",
+        "begin = len(answer.prompt) - 1",
+        "begin = len(answer.prompt)",
         "targets one place too late",
     ),
     Slip(

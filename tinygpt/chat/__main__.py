@@ -86,9 +86,9 @@ def talk(
             print(f"note: {error}", file=sys.stderr)
             continue
         if (gone := conversation.forgotten - forgotten) > 0:
-            what = (
-                "the oldest question and its answer are" if gone == 1 else f"the {gone} oldest exchanges are"
-            )
+            what = f"the {gone} oldest exchanges are"
+            if gone == 1:
+                what = "the oldest question and its answer are"
             print(f"note: the context is full: {what} forgotten", file=sys.stderr)
         empty = True
         try:

@@ -297,6 +297,16 @@ def _content(content, where: str):
     return "".join(part["text"] for part in content)
 
 
+def _message(message, where: str) -> dict:
+    "A message whose content is one text. OpenAI's newer name for the role system is developer."
+    if not isinstance(message, dict):
+        message = {"role": None}
+    message = message | {"content": _content(message.get("content"), where)}
+    if message.get("role") == "developer":
+        message["role"] = "system"
+    return message
+
+
 def check_model(asked, names: tuple[str, ...]) -> None:
     "BadRequest if the server has no model of this name."
     if asked not in names:
@@ -333,10 +343,7 @@ def read_request(
 
     messages = body.get("messages")
     if isinstance(messages, list):
-        given = [m if isinstance(m, dict) else {"role": None} for m in messages]
-        texts = [_content(m.get("content"), f"message {i + 1}") for i, m in enumerate(given)]
-        messages = [m | {"content": text} for m, text in zip(given, texts)]
-        messages = [m | {"role": "system"} if m.get("role") == "developer" else m for m in messages]
+        messages = [_message(message, f"message {i}") for i, message in enumerate(messages, 1)]
     try:
         ids, _ = render(tokenizer, messages, add_generation_prompt=True)
     except UserError as error:
@@ -383,9 +390,9 @@ def _usage(request: Request) -> dict:
 
 def _event(head: dict, delta: dict | None, finish: str | None = None, **more) -> str:
     "One server-sent event of a streamed answer."
-    choices = (
-        [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]
-    )
+    choices = []
+    if delta is not None:
+        choices = [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]
     about = {"object": "chat.completion.chunk", "choices": choices}
     return f"data: {json.dumps(head | about | more)}\n\n"
 
@@ -407,6 +414,7 @@ class Front:
     def check_host(self, http) -> None:
         "BadRequest for a request that was sent to a name that is not this machine's."
         host = http.headers.get("host", "").lower()
+        # without the port; an IPv6 address stands in brackets
         bare = host[: host.rfind("]") + 1] if host.startswith("[") else host.split(":")[0]
         if self.hosts and bare not in self.hosts:
             raise BadRequest(f"host {bare!r} is not this server: use 127.0.0.1 or localhost", status=403)

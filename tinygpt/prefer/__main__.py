@@ -145,7 +145,8 @@ def preference_objective(
 
 def pairs_line(run: Run, preferences: Preferences, source: str) -> str:
     "What the log says about the pairs before the first step."
-    n, steps, in_step = len(preferences.pairs), run.config.optim.max_steps, run.config.data.batch_size // 2
+    n, steps = len(preferences.pairs), run.config.optim.max_steps
+    in_step = run.config.data.batch_size // 2  # pairs
     line = f"pairs of {source}: {n:,} to train on, {len(preferences.held_out):,} held out"
     return f"{line}; {steps:,} steps of {in_step} are {steps * in_step / n:.3g} epochs"
 

@@ -105,12 +105,13 @@ def _split_off_prompt(row: dict, where: str):
     both = row["chosen"], row["rejected"]
     if not all(isinstance(talk, list) and len(talk) > 1 for talk in both):
         raise UserError(f"{where} has no 'prompt': give it, or two conversations that begin alike")
-    if both[0][:-1] != both[1][:-1]:
+    prompt, other_prompt = (talk[:-1] for talk in both)
+    if prompt != other_prompt:
         raise UserError(
             f"{where}: the two conversations differ before their last message: they need one prompt"
         )
-    answers = [_answer(talk[-1:], name, where) for talk, name in zip(both, ("chosen", "rejected"))]
-    return both[0][:-1], *answers
+    chosen, rejected = (_answer(talk[-1:], name, where) for talk, name in zip(both, ("chosen", "rejected")))
+    return prompt, chosen, rejected
 
 # %% ../../nbs/more/23_prefer_pairs.ipynb #encode
 def encode_preference(
@@ -122,11 +123,13 @@ def encode_preference(
     prompt = pair.prompt
     if isinstance(prompt, str) and not is_chat(tokenizer):
         given = [*tokenizer.start, *tokenizer.encode(prompt)]
-        return given, *([*tokenizer.encode(text), tokenizer.eot] for text in (pair.chosen, pair.rejected))
-    end = chat_ids(tokenizer, place)["<|end|>"]
-    messages = [dict(role="user", content=prompt)] if isinstance(prompt, str) else prompt
-    given, _ = render(tokenizer, messages, add_generation_prompt=True)
-    return given, *([*tokenizer.encode(text), end] for text in (pair.chosen, pair.rejected))
+        end = tokenizer.eot
+    else:
+        end = chat_ids(tokenizer, place)["<|end|>"]
+        messages = [dict(role="user", content=prompt)] if isinstance(prompt, str) else prompt
+        given, _ = render(tokenizer, messages, add_generation_prompt=True)
+    chosen, rejected = ([*tokenizer.encode(text), end] for text in (pair.chosen, pair.rejected))
+    return given, chosen, rejected
 
 # %% ../../nbs/more/23_prefer_pairs.ipynb #draw
 def nth_seed(

@@ -39,6 +39,7 @@ def answer_rewards(
     n: int = 64,  # rows at a time
 ) -> torch.Tensor:  # (number of answers,) on the CPU
     "The reward of each answer, without dropout."
+    # `pair_rows` takes pairs: each answer is given twice, and every second row is left out
     x, targets = pair_rows([(prompt, answer, answer) for prompt, answer in answers])
     device, training = next(model.parameters()).device, model.training
     model.eval()
@@ -95,6 +96,7 @@ def expected_best(
         raise UserError(f"n = {n}, but there are {N} draws: choose a number from 1 to {N}")
     order = scores.argsort(stable=True)
     ranked, worth = scores[order], values[order].double()
+    # the share of the choices of which draw i is the best
     weights = torch.tensor([math.comb(i, n - 1) / math.comb(N, n) for i in range(N)], dtype=torch.float64)
     # any of several equal scores may be picked: each gets the mean of their weights
     _, groups = ranked.unique_consecutive(return_inverse=True)

@@ -32,7 +32,7 @@ class Preferences:
     pairs: list[tuple[list[int], list[int], list[int]]]  # ids of prompt, chosen and rejected answer
     held_out: list[tuple[list[int], list[int], list[int]]]  # other pairs, for the judge
     beta: float = 0.1  # what a nat of KL costs
-    kind: str = "dpo"  # or "reward": see the next page
+    kind: str = "dpo"  # or "reward": see prefer.reward
     score_token: int = 0  # for kind "reward": the token whose logit is the reward
 
     def problems(
@@ -58,7 +58,9 @@ def _pair_problem(prompt, chosen, rejected, block_size) -> str | None:
     if chosen == rejected:
         return "has the same answer twice: nothing can be learned from it, leave it out"
     n = len(prompt) + max(len(chosen), len(rejected)) - 1
-    return f"has {n} tokens, the context {block_size}: shorten it" if n > block_size else None
+    if n > block_size:
+        return f"has {n} tokens, the context {block_size}: shorten it"
+    return None
 
 
 def batch_problems(
@@ -128,7 +130,8 @@ class PairLoader:
     def __init__(self, run: Run, preferences: Preferences):
         d, world = run.config.data, run.world
         problems = preferences.problems(run.config.model.block_size)
-        if problems := [*problems, *batch_problems(d.batch_size, d.micro_batch_size, world.world_size)]:
+        problems += batch_problems(d.batch_size, d.micro_batch_size, world.world_size)
+        if problems:
             raise UserError("; ".join(problems))
         self.run, self.preferences = run, preferences
         self.n, self.pairs_per_step = len(preferences.pairs), d.batch_size // 2

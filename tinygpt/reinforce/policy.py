@@ -64,7 +64,7 @@ def advantages(
     else:
         better = rewards - rewards.mean(1, keepdim=True)
     if scale:
-        # 0.1 + 0.2 and 0.3 are equal to a judge, not to a float: without 1e-4 that would be an advantage
+        # without 1e-4, rewards that differ by rounding only (0.1 + 0.2 and 0.3) would get large advantages
         better = better / (rewards.std(1, keepdim=True) + 1e-4)
     return better
 
@@ -81,7 +81,8 @@ def answer_table(
     y = torch.zeros(len(answers), length, 5)
     y[..., 0] = -100
     for i, answer in enumerate(answers):
-        ids, begin = answer.prompt + answer.new, len(answer.prompt) - 1
+        ids = answer.prompt + answer.new
+        begin = len(answer.prompt) - 1  # the prompt's last token predicts the answer's first
         x[i, : len(ids) - 1] = torch.tensor(ids[:-1])
         place = y[i, begin : len(ids) - 1]
         place[:, 0] = torch.tensor(answer.new)
@@ -111,6 +112,7 @@ def policy_loss(
         ratio = (logprob - old).exp()
         gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
     if beta:
+        # an estimate of the KL from the initial model, never negative
         apart = start - logprob
         gain = gain - beta * (apart.exp() - apart - 1)
     return -(weight * gain).sum()

@@ -190,8 +190,9 @@ class RolloutLoader:
             raise UserError(
                 f"batch_size = {rows}: {told}; give a multiple of {world.world_size * recipe.group}"
             )
-        tasks, splits = list(recipe.tasks), ("train", "test") if questions else ("train",)
-        self._check_room([e for split in splits for e in make_examples(300 * len(tasks), 0, split, tasks)])
+        tasks = list(recipe.tasks)
+        for split in ("train", "test") if questions else ("train",):
+            self._check_room(make_examples(300 * len(tasks), 0, split, tasks))
         self.start = open_reference(run) if recipe.beta else None
         self.step = 0  # batches handed out
         self.drawn: list[tuple[Answer, float]] = []  # with their advantages
@@ -231,9 +232,10 @@ class RolloutLoader:
             answers, rewards = ask_and_judge(run.model, self.tokenizer, examples[own], seeds, recipe)
         tokens = torch.tensor([float(len(answer.new)) for answer in answers])
         everyones = self._gather(torch.stack([rewards, tokens.view_as(rewards)]))
-        rewards, tokens = torch.cat(everyones, dim=1)
+        rewards, tokens = torch.cat(everyones, dim=1)  # (questions of all processes, group) each
         alike = (rewards == rewards[:, :1]).all(1).float().sum() * recipe.group
-        for name, value in zip(self.totals, (rewards.numel(), rewards.sum(), tokens.sum(), alike)):
+        found = dict(answers=rewards.numel(), reward=rewards.sum(), tokens=tokens.sum(), alike=alike)
+        for name, value in found.items():
             self.totals[name] += float(value)
         mine = advantages(rewards, recipe.baseline, recipe.scale)[own].flatten()
         return list(zip(answers, mine.tolist()))
@@ -296,12 +298,11 @@ class RolloutLoader:
 
     def figures(self) -> dict[str, float]:
         "For the samples since the last call: mean reward and tokens; with groups, the share in uniform ones."
-        n = self.totals["answers"]
-        found = {name: value / n for name, value in self.totals.items() if name != "answers"} if n else {}
-        self.totals = dict.fromkeys(self.totals, 0.0)
+        totals, self.totals = self.totals, dict.fromkeys(self.totals, 0.0)
+        n = totals.pop("answers")
         if self.recipe.group == 1:
-            found.pop("alike", None)  # a single answer says nothing
-        return found
+            del totals["alike"]  # a single answer says nothing
+        return {name: total / n for name, total in totals.items()} if n else {}
 
     def close(self) -> None:
         "Nothing to stop."

@@ -223,7 +223,9 @@ class Exam:
         text = tokenizer.decode([i for i in row.new if i not in tokenizer.ends]).strip()
         line, broken, _ = text.partition("\n")
         ended = row.finish == "end" or (self.by_line and broken)
-        return (line if self.by_line else text) if ended else None
+        if not ended:
+            return None
+        return line if self.by_line else text
 
 
 def exam_for(model: GPT, tokenizer: Tokenizer, examples: list[Example]) -> Exam:
@@ -245,7 +247,8 @@ def sit_exam(
     "right: task -> [how many greedy answers were right, of how many]; pass@1, pass@N; answer_tokens."
     exam = exam_for(model, tokenizer, examples)
     right = {task: [0, 0] for task in sorted({e.task for e in examples})}
-    drawn, tokens, outcomes = [], 0, []
+    outcomes, tokens = [], 0  # of the greedy answers
+    drawn = []  # for each question, how many of the drawn answers were right
 
     def fine(example: Example, answer: Answer) -> bool:
         return is_right(example, exam.answer(tokenizer, answer) or "")
@@ -256,8 +259,9 @@ def sit_exam(
         greedy = [Answer(prompt) for prompt in prompts]
         write_rows(model, greedy, rows, exam.room, temperature=0, ends=tokenizer.ends)
         for example, answer in zip(part, greedy):
-            outcomes.append(int(fine(example, answer)))
-            right[example.task][0] += outcomes[-1]
+            hit = int(fine(example, answer))
+            outcomes.append(hit)
+            right[example.task][0] += hit
             right[example.task][1] += 1
             tokens += len(answer.new)
         seeds = [1000 * (first + i) + j for i in range(len(part)) for j in range(draws)]
@@ -349,9 +353,9 @@ def picture_of(stages: list[Stage], results: dict[str, dict], path: Path) -> Non
     shares = {name: [sum(c) for c in zip(*r["right"].values())] for name, r in results.items()}
     for i, (hits, n) in enumerate(shares.values()):
         low, high = wilson_interval(hits, n)
-        axes[-1].errorbar(
-            i, hits / n, [[hits / n - low], [high - hits / n]], fmt="o", color=PALETTE[i], capsize=3
-        )
+        share = hits / n
+        bar = [[share - low], [high - share]]
+        axes[-1].errorbar(i, share, bar, fmt="o", color=PALETTE[i], capsize=3)
     axes[-1].set(title="right answers", ylim=(0, 1), xlim=(-0.5, len(shares) - 0.5))
     axes[-1].set_xticks(range(len(shares)), shares, rotation=30, ha="right")
     for ax in axes:
