@@ -12,7 +12,7 @@ a step. The other side:
   step, so as many rows; the reference is the start. Steps, optimizer, schedule and seeds are rejection's.
 
 Each side at its own best rate, by the mean of the tuning seeds 0 and 6, by pass@1 on questions of the
-training kind. dpo begins at 1e-4, 2e-4 and 4e-4 and goes outward by factors of 2 while the best is at an edge,
+training kind. dpo begins at 1e-4, 2e-4 and 4e-4 and goes outward by factors of 2 from a best at an edge,
 for each beta, 0.1 and 0.5; the better beta, by the same means, is compared. Seeds 10 to 17 compare.
 
 Written before the first run of dpo; rejection's score was known by then, at 1e-3 (0.628), and so was that its
