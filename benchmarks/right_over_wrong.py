@@ -10,7 +10,7 @@ a step. The other side:
 - dpo: each right answer is paired with a wrong one to the same question, also drawn from the start; the wrong
   ones take turns. A question that has no right one, or no wrong one, gives no pair. DPO's loss, 64 pairs a
   step, so as many rows; the reference is the start. Steps, optimizer, schedule and seeds are rejection's.
-- anchored: dpo with beta 0.1, plus minus the log-probability of a right answer's mean token (Pang et al., 2024;
+- anchored: dpo with beta 0.1, less the log-probability of the right answer's mean token (Pang et al., 2024;
   TRL's rpo_alpha = 1). It begins at 5e-4, 1e-3 and 2e-3.
 
 Each side at its own best rate, by the mean of the tuning seeds 0 and 6, by pass@1 on questions of the
@@ -95,7 +95,7 @@ def drawn_pairs(place: Path, seed: int) -> list[tuple[list[int], list[int], list
 
 
 def anchored_rows(module, x, y, beta: float):
-    "`dpo_rows`, plus minus the log-probability of each chosen answer's mean token."
+    "`dpo_rows`, less the log-probability of each chosen answer's mean token."
     chosen, rejected, *refs = pair_logps(module, x, y)
     length = (y[0::2, :, 0] >= 0).sum(1)
     return (dpo_loss(chosen, rejected, *refs, beta) - chosen / length).sum()
@@ -117,7 +117,7 @@ def measure(place: Path, way: str, beta: float, rate: float, seed: int) -> dict:
     result = train(config, overwrite=True, progress="none", objective=objective)
     found = dict(way=way, beta=beta, rate=rate, seed=seed, pairs=len(preferences.pairs))
     found |= dict(first_loss=result.losses[0], last_loss=statistics.mean(result.losses[-10:]))
-    found |= {name: result.figures[name] for name in ("logps/chosen", "logps/rejected")}
+    found |= {name: result.figures[name] for name in ("rewards/chosen", "rewards/rejected")}
     if seed in TUNING_SEEDS:
         found |= quick_score(result.model, tokenizer)
     else:
