@@ -58,21 +58,23 @@ def _chunk(z, targets, V, softcap, wide, need_grad):
 
     z is (chunk, V or padded), and is overwritten.
     """
-    logits = z[:, :V].to(wide)  # in full precision, z itself
+    logits = z[:, :V].to(wide)  # no copy where z is wide already
     if softcap:
         logits = logits.div(softcap).tanh_().mul_(softcap)
     ignored = targets == -100
     at = targets.masked_fill(ignored, 0)[:, None]
     picked = logits.gather(1, at)
-    top = logits.amax(-1, keepdim=True)
     # the slope of cap tanh(z / cap)
     slope = 1 - logits.div(softcap).square_() if softcap and need_grad else None
+    # log Σ exp(logits); the largest is taken out first, so that exp cannot overflow
+    top = logits.amax(-1, keepdim=True)
     dz = logits.sub_(top).exp_()
     total = dz.sum(-1, keepdim=True)
     losses = (total.log() + top - picked).masked_fill_(ignored[:, None], 0)[:, 0]
     if not need_grad:
         return losses, None
-    dz.div_(total)  # softmax
+    # the gradient: softmax minus one at the target
+    dz.div_(total)
     dz.scatter_add_(1, at, dz.new_full((1, 1), -1.0).expand_as(at))
     dz.masked_fill_(ignored[:, None], 0)
     z[:, V:] = 0
@@ -131,6 +133,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
+        # x and weight have a gradient, the other six arguments have none
         both = zip(ctx.saved_tensors, ctx.dtypes)
         grads = [None if d is None else (d * grad).to(dtype) for d, dtype in both]
         return *grads, None, None, None, None, None, None

@@ -22,7 +22,7 @@ def _best_quintic(low: float, high: float) -> tuple[float, float, float]:
         x = torch.tensor([low, *inner.tolist(), high], dtype=torch.float64)
         equations = torch.stack([x, x**3, x**5, signs], 1)
         a, b, c, _error = torch.linalg.solve(equations, torch.ones_like(x)).tolist()
-        # where the slope is 0
+        # where the slope a + 3 b x² + 5 c x⁴ is 0: a quadratic equation for x²
         root = (9 * b * b - 20 * a * c) ** 0.5
         squares = [(-3 * b - root) / (10 * c), (-3 * b + root) / (10 * c)]
         inner = torch.tensor(squares, dtype=torch.float64).sqrt()

@@ -220,6 +220,7 @@ class Reducer:
             self._launch()
 
     def _launch(self, everything=False):
+        # several reducers at work: only `finish` sends
         if not everything and self.wire.world_size > 1 and len(_REDUCERS) > 1:
             return
         while self.launched < len(self.order) and (everything or not self.order[self.launched].missing):

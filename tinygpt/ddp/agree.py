@@ -79,7 +79,10 @@ def check_alike(
         dist.all_gather_object(found, facts)
     first = found[0]
     for rank, other in enumerate(found):
-        pairs = [(name, other.get(name), first.get(name)) for name in sorted(first.keys() | other.keys())]
-        told = [f"{name} = {a} on rank {rank}, {b} on rank 0" for name, a, b in pairs if a != b]
+        told = []
+        for name in sorted(first.keys() | other.keys()):
+            here, there = other.get(name), first.get(name)
+            if here != there:
+                told.append(f"{name} = {here} on rank {rank}, {there} on rank 0")
         if told:
             raise known_to_all(UserError(f"not the same on all ranks: {'; '.join(told[:3])}: {remedy}"))

@@ -267,7 +267,7 @@ def init_world(
     place = _place()
     if place is None:
         return World(device=_pick_device(device, 0, None))
-    rank, local_rank, world_size, _ = place.values()
+    rank, local_rank, world_size = place["RANK"], place["LOCAL_RANK"], place["WORLD_SIZE"]
     if device == "auto" and dist.is_initialized():  # called again: stay where the group is
         device = "cuda" if "nccl" in str(dist.get_backend_config()) else "cpu"
     local_size = _number("LOCAL_WORLD_SIZE", 1) if "LOCAL_WORLD_SIZE" in os.environ else local_rank + 1
