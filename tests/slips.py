@@ -2503,8 +2503,8 @@ SLIPS = [
     Slip(
         "run.setup",
         "initial_model",
-        't[:T] if name == "wpe.weight" else t',
-        't[-T:] if name == "wpe.weight" else t',
+        'state["wpe.weight"][:T]',
+        'state["wpe.weight"][-T:]',
         "the last positions instead of the first",
     ),
     Slip(

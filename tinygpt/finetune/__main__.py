@@ -142,8 +142,8 @@ def chat_start(
 ) -> Options:
     """The options of a run that can begin: its steps are those of its epochs, its model has the chat tokens.
 
-    That is the base itself, or NAME-start, which is made from it. Everything is checked first. UserError if
-    the conversations or the settings do not fit, or if another model is in the way.
+    This model is the base itself, or NAME-start, which is made from it. Everything is checked first.
+    UserError if the conversations or the settings do not fit, or if another model is in the way.
     """
     config = options.train
     model, tokenizer, _ = open_model(config.run.init_from)

@@ -316,7 +316,7 @@ def make_conversations(
     seed: int,
     tasks: list[str] | None = None,  # names in `TASKS`; None: all of them
     most_turns: int = 3,  # a conversation has from one to this many questions
-    small_talk: float = 0.05,  # the share of conversations that begin with a greeting
+    small_talk: float = 0.05,  # the share of conversations that begin with it
 ) -> list[list[dict[str, str]]]:
     "`n` conversations to train on, from the wordings, words and numbers that are not held out."
     rng = random.Random(f"conversations {seed}")

@@ -101,6 +101,7 @@ def _problem(name: str, broken: list[tuple[str, str]]) -> str:
 
 
 def _sort_definition(work: Work, d: Definition, original: Definition | None, given: bool) -> None:
+    "Put a learner's definition where it belongs: changed, a hole, given, a problem or written."
     if original is None or not is_exercise(original):
         if original is None or not _same(d, original):
             work.changed[d.name] = d

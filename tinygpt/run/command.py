@@ -151,8 +151,8 @@ def read_flags(
 def fit_warmup(
     optim: OptimConfig,  # is changed
     flags: list[str],
-    default: TrainConfig,  # what the flags changed
-    before: TrainConfig,  # and what a .toml file among them did
+    default: TrainConfig,  # as it was before the flags
+    before: TrainConfig,  # as it was before a .toml file among them, too
 ) -> None:
     "If a run was made shorter than its warm-up: give the warm-up the same part of the run as before."
     if "warmup_steps" in settings_named(flags):

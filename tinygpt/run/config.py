@@ -226,7 +226,7 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     system: SystemConfig = field(default_factory=SystemConfig)
-    # settings of the model that the command line named; not a field, because a run does not keep it
+    # settings of the model that a flag or a .toml file named; not a field, because a run does not keep them
     asked = frozenset()
 
     @property
@@ -422,11 +422,12 @@ def least_memory(
         state //= world_size
     if system.parallel == "fsdp":
         weights //= world_size
-    rows = -(-d.batch_size // world_size)
-    tokens = min(rows, d.micro_batch_size or rows) * m.block_size
+    rows = -(-d.batch_size // world_size)  # of one process, rounded up
+    batch = 16 * rows * m.block_size  # an input and a target for each token, 8 bytes each
+    tokens = min(rows, d.micro_batch_size or rows) * m.block_size  # of a micro-step
     kept = 4 * m.n_embd * m.n_layer * tokens
     logits = 4 * m.vocab_size * min(tokens, system.loss_chunk or tokens)
-    needed = weights + state + 16 * rows * m.block_size + kept + logits
+    needed = weights + state + batch + kept + logits
     return max(whole, needed)  # each process makes the whole model, before it is spread
 
 

@@ -88,7 +88,7 @@ def _is_of_a_run(path: Path, folder: Path) -> bool:
         return path.is_file()
     if path.parent == folder / "checkpoints":
         return path.is_dir() and bool(re.fullmatch(r"step_\d+|\.step_\d+\..+", path.name))
-    if path.is_dir():  # the last: what a kill left of an unfinished file
+    if path.is_dir():  # a folder of a run, or what a kill left of an unfinished file
         names = "|".join(map(re.escape, FILES))
         return path.name in FOLDERS or bool(re.fullmatch(rf"\.({names})\.\w+\.tmp", path.name))
     return path.name in FILES

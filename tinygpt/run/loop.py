@@ -280,7 +280,10 @@ class Tracer:
 
 
 class Stepper:
-    "Makes one optimizer step of a run. Reads nothing back from the device, except one number with zero."
+    """Makes one optimizer step of a run.
+
+    Reads nothing back from the device, unless the optimizer counts its steps on the CPU.
+    """
 
     def __init__(
         self,
@@ -535,7 +538,7 @@ def _report(run: Run, judge: Judge, log: Log, val: Score, costs: str) -> None:
     log.say(f"{val.bits_per_byte:7.3f} bits per byte  this model, after {run.amount(run.rows)}")
     commands = ways_on(run)
     if run.world.is_main:
-        further = {name: f"{value:.4g}" for name, value in judge.figures.items()}
+        further = {figure: f"{value:.4g}" for figure, value in judge.figures.items()}
         figures = facts(run, log, val, bits) | further | ({"left out": costs} if costs else {})
         page = (run.folder, f"The run {name}", figures, asdict(run.config), commands)
         log.files.spare("report.md", write_report, *page)

@@ -109,7 +109,9 @@ def initial_model(
     _check_form(config, model.config)
     T = config.model.block_size
     config.model = replace(model.config, block_size=T, dropout=config.model.dropout)
-    state = {name: t[:T] if name == "wpe.weight" else t for name, t in model.state_dict().items()}
+    state = model.state_dict()
+    if "wpe.weight" in state:  # the learned positions
+        state["wpe.weight"] = state["wpe.weight"][:T]
     with Undrawn():
         shorter = GPT(config.model)
     shorter.load_state_dict(state)
@@ -686,8 +688,9 @@ def validation_rows(
     training = blocks + head + logits
     scoring = max(kept["attention"], kept["mlp"], head)  # one after the other
     scoring += 32 * m.block_size  # inputs, targets, and a loss for each
-    # short rows in larger batches: at least 4096 tokens in a forward pass, if they fit
-    return max(1, min(max(16, 4096 // m.block_size), rows * training // scoring))
+    wanted = max(16, 4096 // m.block_size)  # short rows in larger batches: at least 4096 tokens
+    fitting = rows * training // scoring
+    return max(1, min(wanted, fitting))
 
 
 def judge_of(run: Run) -> Callable[..., Score]:
