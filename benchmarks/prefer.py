@@ -2,7 +2,7 @@
 
     python benchmarks/prefer.py --base runs/laptop             # prints; about ten CPU minutes on one core
     python benchmarks/prefer.py --base runs/laptop --save      # and writes results/prefer.json
-    python benchmarks/prefer.py --chat runs/laptop-chat --parts tasks trl --save
+    python benchmarks/prefer.py --parts trl --save
     python benchmarks/prefer.py --base runs/laptop --parts length --save
 
 Without --base the preset `laptop` is trained first. Three seeds: of the pairs, their order, what is drawn. A
@@ -23,9 +23,6 @@ them. So the program's score (the proxy) and what is wanted (the truth) agree wh
 - "Pairs of equal length mend it" is refuted where training on such pairs leaves the truth's win rate, at its
   end, no higher than training on all pairs with the same beta does.
 - "The chosen answers become less likely too" is refuted where their log-probability on held-out pairs rises.
-
-*tasks* (--chat): a fine-tuned model's answers to the tasks of chapter 22, right over wrong: exact match on
-held-out wordings before and after DPO, and after as many steps on the chosen answers alone.
 
 *length* (written after the runs of *clauses*, and run on a base trained anew): how many of the held-out pairs
 are ranked right by who is shorter.
@@ -52,12 +49,8 @@ from data_machine import load, save
 
 from tinygpt.checkpoint_open import open_model
 from tinygpt.data.tokens import load_corpus
-from tinygpt.finetune.answers import answers_objective, exact_match
-from tinygpt.finetune.tasks import make_examples
 from tinygpt.generate.sample import Row, decode_rows
-from tinygpt.prefer.__main__ import BETA, prefer_config
 from tinygpt.prefer.dpo import answer_logps, pair_rows
-from tinygpt.prefer.pairs import encode_pair, task_pairs
 from tinygpt.prefer.reward import answer_rewards, best_of_kl, expected_best, reward_objective
 from tinygpt.prefer.train import Preferences, dpo_objective, pair_figures
 from tinygpt.run.presets import preset
@@ -335,40 +328,6 @@ def run_length(base: str, seeds: list[int]) -> list[dict]:
     return found
 
 
-def run_tasks(chat: str, seeds: list[int], asked: int = 320) -> dict:
-    "Right answers to held-out wordings, greedy and drawn: before, after DPO, after the chosen alone."
-    model, tokenizer, _ = open_model(chat)
-    examples = make_examples(asked, 77, "test")
-
-    def right(model, seed: int) -> dict[str, float]:
-        ways = dict(greedy={}, drawn=dict(temperature=1.0, seed=1000 * seed))
-        found = {name: exact_match(model, tokenizer, examples, **how)["all"] for name, how in ways.items()}
-        return {name: round(result.share, 4) for name, result in found.items()}
-
-    found = dict(asked=asked, seeds=[])
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in seeds:
-            pairs = task_pairs(model, tokenizer, 600, seed)
-            held, learned = pairs[:24], pairs[24:]
-            ids = [[encode_pair(tokenizer, pair) for pair in part] for part in (learned, held)]
-            config = prefer_config(chat)
-            config.run = replace(config.run, out=folder, name=f"dpo-{seed}", seed=seed)
-            config.eval = replace(config.eval, eval_every=0, eval_tokens=2000, final_eval_tokens=20_000)
-            config.system = replace(config.system, compile="off")
-            dpo = train(config, progress="none", objective=dpo_objective(Preferences(*ids, BETA)))
-            config.run.name, config.data.batch_size = f"chosen-{seed}", config.data.batch_size // 2
-            talks = [[*pair.prompt, dict(role="assistant", content=pair.chosen)] for pair in learned]
-            chosen = train(config, progress="none", objective=answers_objective(talks, packed=False))
-            row = dict(seed=seed, pairs=len(learned), start=right(model, seed))
-            row |= dict(dpo=right(dpo.model, seed), chosen=right(chosen.model, seed))
-            row |= dict(
-                dpo_bits=dpo.val.bits_per_byte, chosen_bits=chosen.val.bits_per_byte, figures=dpo.figures
-            )
-            found["seeds"].append(row)
-            print(row, flush=True)
-    return found
-
-
 def run_trl() -> dict:
     "TRL's figures beside ours, in a process of its own."
     script = Path(__file__).parent.parent / "tests" / "prefer_trl.py"
@@ -388,10 +347,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", default="", help="a run of the preset laptop; empty: it is trained first")
-    parser.add_argument("--chat", default="", help="a run of python -m tinygpt.finetune, for the tasks")
-    parser.add_argument(
-        "--parts", nargs="+", default=["clauses"], choices=["clauses", "length", "tasks", "trl"]
-    )
+    parser.add_argument("--parts", nargs="+", default=["clauses"], choices=["clauses", "length", "trl"])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--keep", default="", help="a file for what is done already")
     parser.add_argument("--save", action="store_true", help="write results/prefer.json")
@@ -403,7 +359,7 @@ def main():
         result = load("prefer") if args.save else {}
     except FileNotFoundError:
         result = {}
-    result = {name: result[name] for name in ("clauses", "length", "tasks", "trl") if name in result}
+    result = {name: result[name] for name in ("clauses", "length", "trl") if name in result}
     about = dict(rate=RATE, reward_rates=REWARD_RATES, pairs_per_step=PAIRS_PER_STEP, prompts=PROMPTS)
     result["settings"] = dict(steps=STEPS, looks=LOOKS, betas=BETAS, mended=MENDED, **about)
     result["seeds"] = args.seeds
@@ -412,8 +368,6 @@ def main():
         result["clauses"] = run_clauses(args.base, args.seeds, keep)
     if "length" in args.parts:
         result["length"] = run_length(args.base, args.seeds)
-    if "tasks" in args.parts:
-        result["tasks"] = run_tasks(args.chat, args.seeds)
     if "trl" in args.parts and find_spec("trl"):
         result["trl"] = run_trl()
     if args.save:
