@@ -80,8 +80,10 @@ def find_model(
             return "run", path
         kinds = "a folder with config.json and model.safetensors, or nanoGPT's ckpt.pt"
         raise UserError(f"{place} holds no checkpoint: give a run folder such as runs/laptop, {kinds}")
-    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(place)) and not set(str(place).split("/")) & {".", ".."}
-    if not is_name or path.parent.name and path.parent.exists():
+    parts = str(place).split("/")
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(place)) and "." not in parts and ".." not in parts
+    in_a_folder = path.parent.name and path.parent.exists()  # so it was meant as a path
+    if not is_name or in_a_folder:
         raise UserError(f"{place} does not exist: give a run folder such as runs/laptop")
     try:
         return "hf", hf_folder(str(place))

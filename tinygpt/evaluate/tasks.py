@@ -327,10 +327,10 @@ def few_shot(
 ) -> list[Item]:
     """The items, each with `k` solved examples before its context, separated by blank lines.
 
-    The draws are those of lm-evaluation-harness (`num_fewshot`): one `random.Random(seed)` goes through the
-    items. `sample` draws k of the pool (without a pool k + 1 of the items, as one may be the item itself);
-    the first k that are not the item are its examples, in this order. If that leaves fewer than k, it draws
-    k again, from all that are not the item. UserError if there are too few.
+    The draws are those of lm-evaluation-harness (`num_fewshot`). One `random.Random(seed)` serves all items
+    in order. For each it draws k from the pool; without a pool k + 1 from the items, as one may be the item
+    itself. The first k that are not the item are shown. If fewer than k are left, it draws k again, from all
+    that are not the item. UserError if there are too few.
     """
     if k < 0:
         raise UserError(f"few_shot: {k} examples before each question are not possible: give 0 or more")
