@@ -52,7 +52,8 @@ class Prepare:
     """Tokens of a shard. (sotu, shakespeare and a single .txt are one shard.)"""
 
     workers: int | None = None
-    """Processes; 0: none beside this one; None: one per core. (For those three it is always 0.)"""
+    """Processes; 0: none beside this one; None: one per core. (sotu, shakespeare and a single .txt
+    need none.)"""
 
 
 @dataclass

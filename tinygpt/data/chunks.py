@@ -70,7 +70,7 @@ def as_text(
         notes.append(("empty, left out", place))
         return None
     try:
-        value.isascii() or value.encode()
+        value.isascii() or value.encode()  # half of a surrogate pair cannot be encoded
     except UnicodeEncodeError:
         notes.append(("half of a surrogate pair in it, left out", place))
         return None
@@ -163,7 +163,7 @@ def read_jsonl(
 ) -> Iterator[Chunk]:
     "The chunks of a jsonl file, starting at number `skip`. UserError for a line that is not JSON."
     lines = enumerate(read_lines(file, name), 1)
-    if skip:
+    if skip:  # pass over the lines of those chunks
         next(islice(lines, skip * chunk_rows - 1, None), None)
     for index in count(skip):
         batch = list(islice(lines, chunk_rows))
@@ -202,7 +202,7 @@ def _parse_row(line: bytes, place: str, text_key: str, first: bool, notes: list)
             "name the field that holds the text by --text-key"
         )
     key = json.dumps(text_key)
-    if text.count(key) > 1:
+    if text.count(key) > 1:  # seldom true, so few lines are parsed twice
         names = [name for name, _ in json.loads(text, object_pairs_hook=list)]
         if names.count(text_key) > 1:
             notes.append((f"field {text_key!r} more than once, the last one taken", place))

@@ -312,10 +312,10 @@ def choose_tokenizer(
         return build_tokenizer(spec, None)
 
     def some():
-        groups, rest = documents.files, train_bytes
+        groups, rest = documents.files, train_bytes  # rest: bytes still to be taken
         order = sorted(range(len(groups)), key=lambda file: sum(size for _, size in groups[file]))
         for done, file in enumerate(order):  # smallest first: the larger ones make up for what these lack
-            share = left = rest // (len(order) - done)
+            share = left = rest // (len(order) - done)  # an equal part of the rest for each file left
             for chunk in documents.chunks(file):
                 for text in chunk.texts:
                     if left > 0 and not is_held_out(text, fraction):

@@ -199,6 +199,7 @@ def check_space(folder: Path, documents: Documents, tokenizer: Tokenizer) -> int
     total = documents.text_bytes()
     token_bytes = np.dtype(token_dtype(tokenizer.n_vocab)).itemsize
     need = int(total * per_byte * token_bytes * 1.05)
+    # `need` is for all tokens, so those that an interrupted run has written count as room
     free = shutil.disk_usage(folder).free + sum(f.stat().st_size for f in folder.glob("*.bin"))
     if need > free:
         raise UserError(
@@ -237,11 +238,12 @@ def check_free(out: Path):
         raise UserError(f"out: {out} exists: choose another name, or delete it")
     if os.path.lexists(out):
         raise UserError(f"out: {out} exists and is not a folder: choose another name")
+    # the nearest folder above that exists
     above = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
     if not above.is_dir():
         raise UserError(f"out: {out} cannot be made, because {above} is not a folder: choose another place")
 
-
+# %% ../../nbs/more/03_data_prepare.ipynb #begin
 @contextmanager
 def _begun(partial: Path):
     "`partial`, made and locked. A failure before the first record of work leaves nothing behind."
@@ -278,7 +280,7 @@ def _check_ours(partial: Path):
             "choose another name, or move it away"
         )
 
-
+# %% ../../nbs/more/03_data_prepare.ipynb #progress
 def _has_work(partial: Path) -> bool:
     "Whether a record says that documents were read and written."
     if not (partial / "progress.json").is_file():
@@ -536,10 +538,13 @@ def _finish(
 
 def _check_unchanged(documents: Documents, partial: Path):
     "UserError, and no record of the work, if a local file has another size than before it was read."
-    for name, size in () if documents.fs else sum(documents.files, []):
-        if os.path.exists(name) and os.path.getsize(name) != size:
-            (partial / "progress.json").unlink()
-            raise UserError(f"data: {name} changed while it was read: begin again when it is complete")
+    if documents.fs:  # remote
+        return
+    for group in documents.files:
+        for name, size in group:
+            if os.path.exists(name) and os.path.getsize(name) != size:
+                (partial / "progress.json").unlink()
+                raise UserError(f"data: {name} changed while it was read: begin again when it is complete")
 
 
 def _no_document(split: str, documents: Documents, fraction: float) -> str:
@@ -555,6 +560,7 @@ def _no_document(split: str, documents: Documents, fraction: float) -> str:
             "give more documents, or --separator with what stands between those of a text"
         )
     low, high = (place / 2**64 for place in lowest)
+    # as few digits as lie between the two
     digits = next(d for d in range(1, 20) if low < round((low + high) / 2, d) < high)
     return (
         f"data: no document fell into {split} with --val-fraction {fraction}: "

@@ -111,9 +111,9 @@ class BatchMaker:
                     if whole and not found:
                         raise UserError(f"data: {self.documents.source} holds no document to train on")
                     whole, found = True, False
-                    dealt -= dealt.min()
+                    dealt -= dealt.min()  # only the differences matter: keep the numbers small
                     for lane in lanes.values():
-                        lane.push(chunk, 0, None)
+                        lane.push(chunk, 0, None)  # the mark of the end
                 marks[chunk] = (after, dealt.tolist())
                 while all(lane.ready() for lane in lanes.values()):
                     rows = np.stack([lane.take() for lane in lanes.values()])
@@ -129,10 +129,11 @@ class BatchMaker:
         "Endless (chunk, (epoch, file, its number there), the position after it); None where an epoch ends."
         while True:
             files = self.order(len(self.documents), epoch)
-            for place in range(first, len(files)):
-                groups = partial(self.order, epoch=epoch, file=files[place])
-                for read in self.documents.chunks(files[place], skip, groups):
-                    yield read, (epoch, files[place], read.index), [epoch, place, read.index + 1]
+            for position in range(first, len(files)):
+                file = files[position]
+                groups = partial(self.order, epoch=epoch, file=file)
+                for read in self.documents.chunks(file, skip, groups):
+                    yield read, (epoch, file, read.index), [epoch, position, read.index + 1]
                 skip = 0
             epoch, first = epoch + 1, 0
             yield None, (), [epoch, 0, 0]

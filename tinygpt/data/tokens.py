@@ -46,7 +46,7 @@ class Corpus:
 
     name: str  # short; part of the name of the cached token folder
     train: list[str]  # documents
-    val: list[str]  # documents that no training document continues
+    val: list[str]  # documents held out
     source: str  # where the text comes from
 
     def fingerprint(self) -> str:
@@ -91,6 +91,7 @@ def encoding_problem(
     nuls = sample.count(0)
     if not known and nuls * 20 <= len(sample):
         return ""  # a text may contain a stray NUL
+    # English in UTF-16 has a NUL in each pair of bytes, always at the same place
     if not known and sample[1::2].count(0) == nuls:
         known = ["utf-16le"]
     if not known and sample[::2].count(0) == nuls:
@@ -103,7 +104,7 @@ def encoding_problem(
     new = "NEW.jsonl" if unpack != "cat" else f"NEW{end}"
     return f"{name} is {known[0]}, not UTF-8: convert it with {convert} > {new}"
 
-
+# %% ../../nbs/more/03_data_tokens.ipynb #paths
 def source_path(
     data: str,  # as given
 ) -> Path:
@@ -148,6 +149,7 @@ def _separator_pattern(separator: str) -> str:
         separator.encode()
     except UnicodeEncodeError:
         raise UserError(f"separator = {separator!r} is not UTF-8, which texts are: give text") from None
+    # re.escape puts a backslash before a line end
     return re.escape(unescape(separator).replace("\r\n", "\n")).replace("\\\n", "\r?\n")
 
 # %% ../../nbs/more/03_data_tokens.ipynb #readers
@@ -322,7 +324,7 @@ def _text_files(path: Path) -> list[Path]:
         raise UserError(f"data: the folder {path} holds no .txt file (and no meta.json of token files)")
     return files
 
-
+# %% ../../nbs/more/03_data_tokens.ipynb #checks
 def check_text_size(
     size: int,  # characters or bytes of text
     source: str,  # where they come from
@@ -623,7 +625,7 @@ class TokenData:
 
     @property
     def fingerprint(self) -> str:
-        "16 hex digits that differ if the tokens do: from the shards' sizes and sha256, or the documents."
+        "16 hex digits that differ if the tokens do: from the sizes, sha256 and fingerprints in meta."
         known = {}
         for split, found in self.meta["splits"].items():
             shards = [[shard["tokens"], shard.get("sha256")] for shard in found["shards"]]
