@@ -15,8 +15,8 @@ a step. The other side:
 
 Each side at its own best rate, by the mean of the tuning seeds 0 and 6, by pass@1 on questions of the
 training kind. dpo begins at 1e-4, 2e-4 and 4e-4 and goes outward by factors of 2 from a best at an edge,
-for each beta, 0.1, 0.5 and 2; the best beta, by the same means, is compared. Seeds 10 to 15
-compare (16 and 17 were planned; time ran out).
+for each beta, 0.1, 0.5 and 2; the best beta, by the same means, is compared. Seeds 10 to 15 compare (16 and
+17 were planned; time ran out).
 
 Written before the first run of dpo; rejection's score was known by then, at 1e-3 (0.628), and so was that its
 own best rate is higher. The rule is that of reinforce.py: of the differences, paired by seed, a 95 % interval
