@@ -209,19 +209,25 @@ def make_start(place: Path, base: Path) -> Path:
     return folder
 
 
+def start_answers(model, tokenizer, seed: int):
+    "As many answers as a run of groups draws, all from the start: (answers, verdicts) of each step."
+    for step in range(STEPS):
+        examples = make_examples(QUESTIONS, draw_seed(seed, step), "train", [PRACTICED])
+        seeds = [draw_seed(seed, step, row) for row in range(QUESTIONS * GROUP)]
+        with choose_policy("cpu").autocast():  # the format of training, as where a run draws
+            drawn = ask_and_judge(model, tokenizer, examples, seeds, RECIPE)
+        yield drawn
+
+
 def kept_answers(place: Path, model, tokenizer, seed: int) -> tuple[list[Answer], int]:
-    """Rejection sampling: as many answers as a run of groups draws, all from the start; (right ones, tokens).
+    """Rejection sampling: of `start_answers`, (the right ones, the tokens of all).
 
     A seed's are drawn once, for all rates.
     """
     path = place / f"kept-{seed}.json"
     if not path.exists():
         kept, tokens = [], 0
-        for step in range(STEPS):
-            examples = make_examples(QUESTIONS, draw_seed(seed, step), "train", [PRACTICED])
-            seeds = [draw_seed(seed, step, row) for row in range(QUESTIONS * GROUP)]
-            with choose_policy("cpu").autocast():  # the format of training, as where a run draws
-                answers, verdicts = ask_and_judge(model, tokenizer, examples, seeds, RECIPE)
+        for answers, verdicts in start_answers(model, tokenizer, seed):
             tokens += sum(len(answer.new) for answer in answers)
             for answer, verdict in zip(answers, verdicts.flatten()):
                 if verdict:

@@ -47,23 +47,19 @@ import torch
 from data_machine import load, save, tune
 from reinforce import (
     GROUP,
-    PRACTICED,
     QUESTIONS,
-    RECIPE,
     STEPS,
     TUNING_SEEDS,
     quick_score,
     score,
     settings,
+    start_answers,
     write,
 )
 
 from tinygpt.checkpoint_open import open_model
-from tinygpt.finetune.tasks import make_examples
-from tinygpt.precision import choose_policy
 from tinygpt.prefer.dpo import dpo_loss
 from tinygpt.prefer.train import Preferences, dpo_objective, pair_logps
-from tinygpt.reinforce.rollout import ask_and_judge, draw_seed
 from tinygpt.train import train
 
 BETAS, RATES = (0.1, 0.5, 2.0), (1e-4, 2e-4, 4e-4)
@@ -79,11 +75,7 @@ def drawn_pairs(place: Path, seed: int) -> list[tuple[list[int], list[int], list
         return json.loads(path.read_text())
     model, tokenizer, _ = open_model(place / "start")
     pairs, right_ones = [], 0
-    for step in range(STEPS):
-        examples = make_examples(QUESTIONS, draw_seed(seed, step), "train", [PRACTICED])
-        seeds = [draw_seed(seed, step, row) for row in range(QUESTIONS * GROUP)]
-        with choose_policy("cpu").autocast():
-            answers, verdicts = ask_and_judge(model, tokenizer, examples, seeds, RECIPE)
+    for answers, verdicts in start_answers(model, tokenizer, seed):
         for i, row in enumerate(verdicts.tolist()):
             group = answers[i * GROUP : (i + 1) * GROUP]
             right = [answer for answer, verdict in zip(group, row) if verdict]
