@@ -100,9 +100,8 @@ class Transfer(Record):
     def around(self, row: str) -> dict:
         "Rate: the losses of `SEEDS`, at the row's best rates."
         best = self.tune(row, STEPS)
-        return tune(
-            lambda rate: self.ensure(row, rate, SEEDS, STEPS), (best / 2, best, 2 * best), self.lowest
-        )
+        rates = (best / 2, best, 2 * best)
+        return tune(lambda rate: self.ensure(row, rate, SEEDS, STEPS), rates, self.choose)
 
     def known(self, row: str) -> dict:
         "What `around` returned, as far as the record holds it."
