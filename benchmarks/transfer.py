@@ -124,12 +124,12 @@ class Transfer(Record):
     def summary(self) -> dict:
         "What the pages read."
         rows = [f"{way} {width}" for way in WAYS for width in WIDTHS]
-        full = {row: self.known(row) for row in rows}
-        return {
-            row: dict(rate=self.tuned(row, STEPS), losses=losses, best=self.best_rates(row))
-            for row, losses in full.items()
-            if len(losses) >= 3
-        }
+        found = {}
+        for row in rows:
+            losses = self.known(row)
+            if losses and min(losses) < self.choose(losses) < max(losses):
+                found[row] = dict(rate=self.tuned(row, STEPS), losses=losses, best=self.best_rates(row))
+        return found
 
 
 def shown(mean: float, half: float) -> str:
