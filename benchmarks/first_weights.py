@@ -16,8 +16,8 @@ claim is undecided if the interval contains 0:
 2. mup's first weights, at one rate for all, end below GPT-2's, as torch's do. Refuted if above.
 
 2 was refuted. 1 came out at +0.010 ± 0.009 with all twenty, and at +0.009 ± 0.010 with the fifteen new ones,
-which is no decision. So claim 1 is asked again, of sixty seeds that nobody has seen, 20 to 79 (`--rows gpt2 normal
---seeds 80`), by the same rule, and that answer counts.
+which is no decision. So claim 1 is asked again, of sixty seeds that nobody has seen, 20 to 79 (`--rows gpt2
+normal --seeds 80`), by the same rule, and that answer counts.
 """
 
 from pathlib import Path
