@@ -47,8 +47,8 @@ are worth. anchor differs from anchored in DPO's term alone. Written before its 
    lower.
 
 5 was confirmed, +0.058 ± 0.022. But DPO's term also pushes the right answers up, with about a tenth of the
-anchor's weight. In held it pushes on the wrong ones only. Both anchor and anchored chose 0.002, so that is its
-rate. Written before its first run:
+anchor's weight. In held it pushes on the wrong ones only. Both anchor and anchored chose 0.002, so that is
+its rate. Written before its first run:
 
 6. It is the wrong answers: held ends with a higher pass@1 than anchor. Refuted if lower.
 """
@@ -181,11 +181,9 @@ def main():
         print(settled, flush=True)
         compared = made([(*best, seed) for seed in SEEDS for best in settled])
     record = load("reinforce")
-    compared += [
-        dict(run, way="rejection")
-        for run in record["compared"]
-        if run["name"] == "rejection" and run["seed"] in SEEDS
-    ]
+    recorded = [run for run in record["compared"] if run["name"] == "rejection" and run["seed"] in SEEDS]
+    compared += [dict(run, way="rejection") for run in recorded]
+    compared += [dict(run, way="gentle") for run in record["gentle"] if run["seed"] in SEEDS]  # at 1e-3
     if args.save:
         about = dict(tuning_seeds=TUNING_SEEDS, seeds=SEEDS, settled=settled, tuning=tuning)
         save("right_over_wrong", dict(**about, start=record["start"], compared=compared))
