@@ -353,7 +353,7 @@ def test_a_budget_that_was_read_already_is_refused_and_a_damaged_checkpoint_is_n
 
 def test_a_run_with_a_budget_ends_the_same_whether_it_was_stopped_or_not(tmp_path, words, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = [*QUICK.format(words).split(), "--tokens", "601", "--warmup-steps", "20", "--resume", "auto"]
+    command = [*QUICK.format(words).split(), "--tokens", "601", "--warmup-steps", "3", "--resume", "auto"]
     assert main(command) == 0
     whole = weights_of("runs/same")
     for step in (6, 8, 10):
