@@ -910,6 +910,13 @@ SLIPS = [
         "looks two tokens ahead",
     ),
     Slip(
+        "model",
+        "TokenEmbedding.forward",
+        "if mask is not None:",
+        "if False:",
+        "tables look over the border of a document",
+    ),
+    Slip(
         "model_hf",
         "_transposed",
         '"c_attn.weight", "c_proj.weight", "c_fc.weight"',
@@ -1160,9 +1167,16 @@ SLIPS = [
     Slip(
         "precision",
         "LossScaler.step",
-        "return None if found_inf.item() else optimizer.step()",
+        "return step_unless(optimizer, found_inf)",
         "return optimizer.step()",
         "steps with infinite gradients",
+    ),
+    Slip(
+        "precision",
+        "step_unless",
+        "return None if found_inf.item() else optimizer.step()",
+        "return optimizer.step()",
+        "an optimizer that cannot look by itself steps with nan",
     ),
     Slip(
         "precision",
@@ -1448,13 +1462,6 @@ SLIPS = [
         "isinstance(total, (int, float)) and total < 0",
         "total is not None and total < 0",
         "reads a number of targets that is on the GPU in every step",
-    ),
-    Slip(
-        "accumulate",
-        "step_unless",
-        "elif not found_inf.item():",
-        "else:",
-        "an optimizer that cannot look by itself steps with nan",
     ),
     Slip(
         "accumulate",

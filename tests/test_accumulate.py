@@ -507,15 +507,16 @@ def test_a_run_with_a_bad_step_goes_on_as_if_it_had_not_been(name, batch):
     assert_same_state(*ends)
 
 
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
 @pytest.mark.parametrize("name", ["fused", "muon and adamw", "muon"])
-def test_a_whole_step_reads_nothing_on_the_host(name, batch):
-    model = small_gpt()
+def test_a_whole_step_reads_nothing_on_the_host(name, scaled, batch):
+    model, scaler = small_gpt(), LossScaler(enabled=scaled)
     optimizer = OPTIMIZERS[name](model)
     total = count_targets(batch[1])
 
     def work():
         for _ in range(3):
-            train_step(model, optimizer, *batch, micro_batch_size=3, total=total, clip=0.5)
+            train_step(model, optimizer, *batch, micro_batch_size=3, total=total, clip=0.5, scaler=scaler)
 
     assert host_reads(work) == 0
 

@@ -31,6 +31,7 @@ EOT, T = 19, 24
 FORMS = {
     "llama": GPTConfig.llama(n_kv_head=2, vocab_size=20, block_size=T, n_layer=3, n_head=4, n_embd=32),
     "modern": GPTConfig.modern(vocab_size=20, block_size=T, n_layer=3, n_head=4, n_embd=32),
+    "tables": GPTConfig.llama(vocab_size=20, block_size=T, n_layer=2, n_head=2, n_embd=32, ngram_rows=37),
 }
 
 
@@ -99,6 +100,17 @@ def test_a_row_is_the_documents_in_it_each_by_itself_logits_loss_and_gradient(fo
     torch.testing.assert_close(gradients(model, loss), wanted_gradient, rtol=1e-8, atol=1e-8)
     mean = Apart(model, EOT)(x, y)[1]
     torch.testing.assert_close(mean, wanted / (y != -100).sum(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["gpt2", "llama", "modern"])
+def test_nothing_of_a_document_reaches_the_next_one_with_tables_of_ngrams_either(form):
+    config = getattr(GPTConfig, form)(vocab_size=20, block_size=8, n_layer=2, n_head=2, n_embd=32)
+    model = loud(replace(config, ngram_rows=128))
+    one, other = torch.tensor([[1, 2, 3, EOT, 4, 5, 6, 7], [9, 8, 11, EOT, 4, 5, 6, 7]])
+    seen, moved = (Apart(model, EOT)(row[None])[0][0, 3:] for row in (one, other))
+    assert torch.equal(seen, moved)
+    mixed, moved = (model(row[None])[0][0, 3:] for row in (one, other))
+    assert (mixed - moved).abs().amin(dim=1).min() > 0  # without the mask all of it does
 
 
 def test_an_eot_is_the_first_token_of_its_document_and_does_not_see_the_one_before():

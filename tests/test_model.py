@@ -782,6 +782,53 @@ def test_a_window_that_begins_later_sees_id_0_before_it():
     assert not torch.equal(wte(idx[:, 4:])[:, 1], wte(idx)[:, 5])
 
 
+def hidden_by_hand(see, n, rows, ids):
+    "The rows that each token of one row reads, with id 0 for every one before it that it may not see."
+    grams = []
+    for t in range(len(ids)):
+        before = [ids[t - b] if t >= b and see[t][t - b] else 0 for b in range(n - 1, 0, -1)]
+        grams += by_hand([*before, ids[t]], n, rows)
+    return torch.tensor(grams)
+
+
+@few
+@given(draw=st.integers(0, 2**31), heads=st.integers(1, 2), cut=st.integers(0, 12), kind=st.booleans())
+def test_an_id_that_the_mask_hides_from_a_token_counts_as_0_in_its_pair_and_triple(draw, heads, cut, kind):
+    wte, idx = make_embedding()
+    see = torch.rand(3, heads, 12, 12, generator=torch.Generator().manual_seed(draw)) < 0.5
+    see = see | torch.eye(12, dtype=torch.bool)
+    mask = see if kind else torch.zeros(see.shape).masked_fill(~see, -math.inf)
+    got = wte(idx, mask=mask)
+    for row, seen, x in zip(idx, see.any(dim=1).tolist(), got):
+        pairs, triples = (hidden_by_hand(seen, n, ROWS, row.tolist()) for n in (2, 3))
+        assert torch.equal(x, wte.weight[row] + wte.ngrams[0].weight[pairs] + wte.ngrams[1].weight[triples])
+    # in two pieces, with a cache
+    model = GPT(GPTConfig.modern(n_layer=1, n_embd=WIDTH, n_head=2, block_size=12, vocab_size=V))
+    model.wte, cache = wte, KVCache(model.config, 3)
+    pieces = []
+    for part, rows in ((idx[:, :cut], mask[:, :, :cut, :cut]), (idx[:, cut:], mask[:, :, cut:])):
+        pieces.append(wte(part, cache, rows))
+        cache.length += part.shape[1]
+    assert torch.equal(torch.cat(pieces, dim=1), got)
+
+
+def test_a_mask_of_fewer_dimensions_spreads_to_the_tables_and_a_wrong_one_is_one_sentence():
+    wte, idx = make_embedding()
+    alone = wte(idx, mask=torch.eye(12, dtype=torch.bool))
+    assert torch.equal(alone, torch.cat([wte(column[:, None]) for column in idx.T], dim=1))
+    keys = torch.ones(3, 1, 1, 12, dtype=torch.bool)
+    keys[:, :, :, 4] = False
+    other = idx.clone()
+    other[:, 4] = (other[:, 4] + 1) % V
+    assert torch.equal(wte(other, mask=keys)[:, 5:], wte(idx, mask=keys)[:, 5:])
+    assert torch.equal(wte(idx, mask=keys)[:, 7:], wte(idx)[:, 7:])
+    model = GPT(GPTConfig.modern(**TINY, ngram_rows=37))
+    row = torch.zeros(1, 5, dtype=torch.int64)
+    for wrong in (torch.ones(4, 5, dtype=torch.bool), [[True] * 5] * 5, torch.ones(5, 5).long()):
+        with pytest.raises(UserError, match="mask"):
+            model(row, mask=wrong)
+
+
 def test_only_the_rows_that_were_read_have_a_gradient_and_each_as_often_as_it_was_read():
     wte, idx = make_embedding(37)
     wte(idx).sum().backward()

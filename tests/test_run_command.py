@@ -306,6 +306,61 @@ def test_steps_and_tokens_are_not_given_both(tmp_path):
             parse_arguments(["laptop", "--tokens", "1B", flag, "5"])
 
 
+def trained_on(run: str) -> list[tuple[int, int]]:
+    "(step, tokens in rows of 16) as each checkpoint of a run says."
+    states = [json.loads(p.read_text()) for p in sorted(Path(run).glob("checkpoints/step_*/state.json"))]
+    return [(state["step"], 16 * state["rows"]) for state in states]
+
+
+def test_a_budget_counts_the_tokens_of_before_the_resume(tmp_path, words, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = QUICK.format(words).split()
+    assert main([*command, "--tokens", "500"]) == 0  # 8 steps of 4 rows
+    assert trained_on("runs/same")[-1] == (8, 512)
+    wider = ["--tokens", "1500", "--batch-size", "16"]  # 256 tokens a step, and 988 are left to read
+    assert main(["--resume", "runs/same", *wider]) == 0
+    assert trained_on("runs/same")[-1] == (12, 512 + 4 * 256)
+    assert "trained on | 1,536 tokens, 12 steps" in Path("runs/same/report.md").read_text()
+    # after a kill the same command ends where it would have ended, and then nothing is left to do
+    shutil.rmtree("runs/same/checkpoints/step_000012")
+    assert main([*command, *wider, "--resume", "auto"]) == 0
+    assert trained_on("runs/same")[-1] == (12, 1536)
+    capsys.readouterr()
+    assert main([*command, *wider, "--resume", "auto"]) == 0
+    assert capsys.readouterr().out == "runs/same is finished: it has made its 12 steps\n"
+    narrow = ["--tokens", "1600", "--batch-size", "1"]  # 16 tokens a step, 64 are left
+    assert main([*command, *narrow, "--resume", "auto"]) == 0
+    assert trained_on("runs/same")[-1] == (16, 1600)
+
+
+def test_a_budget_that_was_read_already_is_refused_and_a_damaged_checkpoint_is_not_counted(
+    tmp_path, words, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main([*QUICK.format(words).split(), "--tokens", "500"]) == 0
+    for tokens in ("3", "300"):
+        assert main(["--resume", "runs/same", "--tokens", tokens]) == 2
+        told = capsys.readouterr().err
+        assert "but the run has made 8 steps already: give more" in told and "--tokens" in told
+    assert trained_on("runs/same")[-1] == (8, 512)
+    state = Path("runs/same/checkpoints/step_000008/state.json")
+    state.write_text(state.read_text().replace('"rows": 32', '"rows": 99'))
+    assert parse_arguments(["--resume", "runs/same", "--tokens", "641"]).train.optim.max_steps == 11
+    for folder in Path("runs/same/checkpoints").iterdir():
+        (folder / "model.safetensors").unlink()
+    assert parse_arguments(["--resume", "runs/same", "--tokens", "641"]).train.optim.max_steps == 11
+
+
+def test_a_run_with_a_budget_ends_the_same_whether_it_was_stopped_or_not(tmp_path, words, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = [*QUICK.format(words).split(), "--tokens", "601", "--warmup-steps", "3", "--resume", "auto"]
+    assert main(command) == 0
+    whole = weights_of("runs/same")
+    for step in (6, 8, 10):
+        shutil.rmtree(f"runs/same/checkpoints/step_{step:06d}")
+    assert main(command) == 0 and torch.equal(weights_of("runs/same"), whole)
+
+
 # a trace
 
 

@@ -172,6 +172,20 @@ def test_the_least_memory_is_below_what_a_step_is_predicted_to_take(name, optimi
     assert predicted / 10 < least < predicted
 
 
+@pytest.mark.parametrize("adamw", ["own", "foreach", "for-loop", "fused"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_adamw_that_zero_would_not_use_is_refused_with_a_remedy(adamw, optimizer):
+    config = preset("laptop")
+    config.optim = replace(config.optim, adamw=adamw, optimizer=optimizer)
+    assert config.problems() == []
+    config.system.parallel = "zero"
+    [problem] = config.problems()
+    assert problem.startswith(f"adamw = {adamw} does not go with parallel = zero")
+    assert problem.endswith("take --adamw auto, or --parallel ddp")
+    assert replace(config, system=replace(config.system, parallel="ddp")).problems() == []
+    assert replace(config, optim=replace(config.optim, adamw="auto")).problems() == []
+
+
 def test_what_is_spread_over_processes_needs_less_of_each():
     config = preset("gpt2")
     one = least_memory(config)

@@ -17,9 +17,10 @@ def test_every_setting_is_a_flag_with_help(capsys):
     with pytest.raises(SystemExit) as exit:
         parse_arguments(["--help"])
     assert exit.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for name in FIELDS + ["config", "resume", "overwrite"]:
         assert f"--{name.replace('_', '-')}" in text, name
+    assert "or mup (its first weights alone, not its learning rates)" in text
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -144,6 +144,23 @@ def test_the_learning_rate_follows_the_schedule_and_exactly_max_steps_are_made(c
     assert [line["lr"] for line in read_metrics(result.run) if "lr" in line] == rates
 
 
+def test_with_muon_the_metrics_have_both_rates_as_the_optimizer_had_them(config, monkeypatch):
+    rates, real = [], loop_module.train_step
+    config.optim = replace(config.optim, optimizer="muon", muon_lr=0.03, max_steps=6)
+
+    def noting(model, optimizer, *args, **kw):
+        rates.append({group["lr"] for group in optimizer.param_groups})
+        return real(model, optimizer, *args, **kw)
+
+    monkeypatch.setattr(loop_module, "train_step", noting)
+    lines = [line for line in read_metrics(quiet(config).run) if "lr" in line]
+    assert [{line["lr"], line["muon_lr"]} for line in lines] == rates and len(rates) == 6
+    schedule = make_schedule(config.optim.schedule, 6, 2, config.optim.final_lr, config.optim.cooldown)
+    assert [line["muon_lr"] for line in lines] == [0.03 * schedule(step) for step in range(6)]
+    config.optim.optimizer, config.run.name = "adamw", "alone"
+    assert not any("muon_lr" in line for line in read_metrics(quiet(config).run))
+
+
 def test_a_signal_ends_the_run_after_the_step_and_resuming_completes_it(config, monkeypatch):
     whole = quiet(config)
     config.run.name = "signalled"

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .attention import AttentionImpl, attention
+from .attention import AttentionImpl, _check_mask, attention
 from .dropout import drop
 from .init import Scheme, init_weights
 from .model_config import model_problems
@@ -82,7 +82,8 @@ class GPTConfig:
     norm_eps: float = 1e-5
     """Added to the variance in the norms."""
     init: Scheme = "gpt2"
-    """First weights: gpt2, zero (residual projections and head start at 0), normal, torch or mup."""
+    """First weights: gpt2, zero (residual projections and head start at 0), normal, torch
+    or mup (its first weights alone, not its learning rates)."""
 
     @classmethod
     def gpt2(cls, **kw) -> "GPTConfig":
@@ -314,6 +315,17 @@ def ngram_rows(
     return value % rows
 
 # %% ../nbs/06_model.ipynb #token-embedding
+def _only_seen(ids, mask, S):
+    "Each token behind the two before it, a row of three; id 0 where the mask (B, heads, T, S) hides one."
+    B, T = len(ids), ids.shape[1] - 2
+    at = torch.arange(T, device=ids.device)[:, None] + torch.arange(3, device=ids.device)  # (T, 3), in ids
+    see = mask if mask.dtype == torch.bool else mask > -math.inf
+    see = see.expand(torch.broadcast_shapes(see.shape, (B, 1, T, S)))
+    keys = (at + S - T - 2).clamp(min=0)  # before the text there is id 0 in any case
+    sees = see[:, :, at[:, :1], keys].any(dim=1)  # (B, T, 3), by any head
+    return (ids[:, at] * sees).flatten(0, 1)  # (B T, 3)
+
+
 class TokenEmbedding(nn.Embedding):
     "A vector for each token id; with `ngram_rows`, one more for the pair and the triple ending there."
 
@@ -330,15 +342,19 @@ class TokenEmbedding(nn.Embedding):
         self,
         idx: torch.Tensor,  # (B, T) int64
         cache: KVCache | None = None,  # remembers in `last` the two tokens before idx
+        mask: torch.Tensor | None = None,  # as in `GPT.forward`: no pair or triple has what it hides
     ) -> torch.Tensor:  # (B, T, width)
         x = super().forward(idx)
         if self.ngrams:
             before = idx.new_zeros(len(idx), 2) if cache is None else cache.last  # a text begins after id 0
             ids = torch.cat((before, idx), dim=1)
-            for n, table in enumerate(self.ngrams, start=2):
-                x = x + table(ngram_rows(ids[:, 3 - n :], n, table.num_embeddings))
             if cache is not None:
                 cache.last = ids[:, -2:]
+            if mask is not None:
+                ids = _only_seen(ids, mask, idx.shape[1] + (0 if cache is None else cache.length))
+            for n, table in enumerate(self.ngrams, start=2):
+                rows = ngram_rows(ids[:, 3 - n :], n, table.num_embeddings)
+                x = x + table(rows.view(idx.shape))
         return x
 
 # %% ../nbs/06_model.ipynb #gpt
@@ -396,7 +412,9 @@ class GPT(nn.Module):
                 f"give at most {c.block_size - start} more"
             )
         places = torch.arange(T, device=idx.device)[None] if cache is None else cache.places(T)
-        x = self.wte(idx, cache)  # (B, T, C)
+        if mask is not None:
+            _check_mask(mask, (len(idx), c.n_head, T, start + T), "fused")
+        x = self.wte(idx, cache, mask)  # (B, T, C)
         if c.position == "learned":
             x = x + self.wpe(places)
         x = drop(x, c.dropout, self.training)

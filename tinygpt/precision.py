@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['choose_device', 'auto_dtype', 'cpu_has_bf16', 'Policy', 'choose_policy', 'unscale_gradients', 'next_scale',
-           'LossScaler']
+           'step_unless', 'LossScaler']
 
 # %% ../nbs/08_precision.ipynb #imports
 import contextlib
+import inspect
 import math
 import platform
 from collections.abc import Callable
@@ -204,6 +205,29 @@ def _check_rule(growth_factor: float, backoff_factor: float, growth_interval: in
             "interval from 1 on, scale above 0 and in float32's range"
         )
 
+# %% ../nbs/08_precision.ipynb #step-unless
+def step_unless(
+    optimizer: torch.optim.Optimizer,
+    found_inf: torch.Tensor,  # 0-d float32 on the gradients' device: 1 to leave the step out, else 0
+):
+    """`optimizer.step()`, or nothing: weights and state stay as they are, to the last bit.
+
+    Muon and CombinedOptimizer take it as an argument of `step`. Torch's fused optimizers read it from an
+    attribute, which torch's GradScaler sets, too. All of these look at it on the device, and nobody waits.
+    Others count their steps on the host: for them the number is read there. Returns what `step` does.
+    """
+    if "found_inf" in inspect.signature(optimizer.step).parameters:
+        return optimizer.step(found_inf=found_inf)
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's word for it
+        # the one place where the host waits for a GPU
+        return None if found_inf.item() else optimizer.step()
+    optimizer.grad_scale = None
+    optimizer.found_inf = found_inf
+    try:
+        return optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+
 # %% ../nbs/08_precision.ipynb #scaler-class
 class LossScaler:
     """Keeps float16 gradients in range (Micikevicius et al., 2017).
@@ -266,16 +290,7 @@ class LossScaler:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
         found_inf = torch.stack(list(self._found_inf.values())).amax()
-        if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            # the one place where the host waits for a GPU
-            return None if found_inf.item() else optimizer.step()
-        # torch's fused optimizers look at it on the device: nobody waits
-        optimizer.grad_scale = None
-        optimizer.found_inf = found_inf
-        try:
-            return optimizer.step()
-        finally:
-            del optimizer.grad_scale, optimizer.found_inf
+        return step_unless(optimizer, found_inf)
 
     def update(self) -> None:
         "Move the scale, at a step's end: down after an overflow, up after `growth_interval` steps without."

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['YES', 'NO', 'ALIASES', 'Arguments', 'value_of', 'settings_named', 'settings_in', 'config_of_run', 'starting_point',
            'check_switches', 'read_flags', 'fit_warmup', 'check_resumed', 'check_kept', 'parse_arguments',
-           'match_begun', 'nothing_left', 'steps_for']
+           'match_begun', 'nothing_left', 'read_so_far', 'steps_for']
 
 # %% ../../nbs/more/19_run_command.ipynb #imports
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_type_hints
 
-from ..checkpoint import checkpoints
+from ..checkpoint import _read_state, checkpoints, verify_checkpoint
 from ..measure.__main__ import read_count
 from ..model import GPTConfig
 from .config import OptimConfig, RunConfig, TrainConfig, is_toml, load_config, read_toml
@@ -37,7 +37,8 @@ class Arguments:
     eval_only: bool = False
     """Do not train: score the newest checkpoint of --resume, or the weights of --init-from."""
     tokens: str | None = None
-    """Tokens to train on, in place of --max-steps: 300M, 10B (K, M, B, T). The last step is a whole one."""
+    """Tokens to train on, in place of --max-steps: 300M, 10B (K, M, B, T). The last step is a whole one.
+    Those of before a resume count."""
     progress: Literal["auto", "bar", "lines", "none"] = "auto"
     """What is shown while it trains. auto: a bar on a terminal, else a line every log_every steps.
     The lines are in the run's log.txt in any case."""
@@ -208,7 +209,7 @@ def parse_arguments(
     if args.tokens is not None:
         if "max_steps" in named:
             raise UserError("--tokens and --max-steps both say how long the run is: give one of them")
-        args.train.optim.max_steps = steps_for(args.tokens, args.train)
+        args.train.optim.max_steps = steps_for(args.tokens, args.train, args.resume is not None)
     fit_warmup(args.train.optim, flags, config, before)
     args.train.asked = config.asked | (named & {field.name for field in fields(GPTConfig)})
     if args.resume == "auto":
@@ -261,10 +262,27 @@ def nothing_left(
     return True
 
 # %% ../../nbs/more/19_run_command.ipynb #tokens
+def read_so_far(
+    config: TrainConfig,
+) -> tuple[int, int]:
+    "(steps, tokens) of the newest good checkpoint in the config's folder: what a resume goes on from."
+    good = (folder for folder in reversed(checkpoints(config.folder)) if not verify_checkpoint(folder))
+    newest = next(good, None)
+    if newest is None:
+        return 0, 0
+    state = _read_state(newest)
+    rows = state.get("rows", state["step"] * config.data.batch_size)  # an older one does not say
+    return state["step"], rows * config.model.block_size
+
+
 def steps_for(
     tokens: str,  # "300M", "10B", "2.5e9"
     config: TrainConfig,
+    resumed: bool = False,  # the run in the config's folder goes on, if it has saved something
 ) -> int:
     "The steps that read so many tokens, or a few more. UserError if it is not a number of tokens."
+    wanted = read_count("--tokens", tokens)
     step_tokens = max(1, config.data.batch_size * config.model.block_size)  # less is refused later
-    return -(-read_count("--tokens", tokens) // step_tokens)
+    steps, so_far = read_so_far(config) if resumed else (0, 0)
+    # below the steps made, when they have read enough: that is refused later, too
+    return max(1, steps - (so_far - wanted) // step_tokens)

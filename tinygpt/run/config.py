@@ -107,7 +107,7 @@ class OptimConfig:
     clip: float = 1.0
     """Largest global norm of the gradients. 0: no clipping."""
     adamw: Literal["auto", "fused", "foreach", "for-loop", "own"] = "auto"
-    """Which implementation of AdamW; they compute the same."""
+    """Which implementation of AdamW; they compute the same. With parallel zero: auto, it has its own."""
     max_steps: int = 1000
     """Optimizer steps of the run."""
     schedule: Literal[tuple(SCHEDULES)] = "cosine"
@@ -299,6 +299,9 @@ def _system_problems(config) -> Iterator[str]:
         yield f"attention = {system.attention} does not go with mask_documents: it takes no mask; take auto"
     if system.parallel == "fsdp":
         yield from _fsdp_problems(config, policy.scaler if policy else system.dtype == "float16")
+    if system.parallel == "zero" and config.optim.adamw != "auto":
+        told = f"adamw = {config.optim.adamw} does not go with parallel = zero, which has an AdamW of its own"
+        yield f"{told}: take --adamw auto, or --parallel ddp"
     if policy is not None and system.attention == "triton":
         if config.model.dropout:
             yield "attention = triton does not go with dropout: its kernels have none; take auto or tiled"

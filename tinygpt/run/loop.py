@@ -156,6 +156,8 @@ class Log:
         promised = promised_peak(device, run.policy.dtype)
         peaks = dict(peak_flops=run.peak[0] * size, promised=promised and promised * size)
         self.meter = StepMeter(flops_per_token(config.model), device=device, **peaks)
+        own = run.objective.optimizer is not None
+        self.muon_lr = config.optim.muon_lr if config.optim.optimizer == "muon" and not own else None
         self.pending, self.losses, self.readings, self.bad_in_a_row = [], [], [], 0
         self.began = time.time()
 
@@ -200,7 +202,8 @@ class Log:
         bad_steps = []
         for step, loss, norm, rate in zip(steps, losses, norms, rates):
             self.losses.append(loss)
-            self.write(step=step, loss=loss, grad_norm=norm, lr=rate, **reading)
+            muon = {} if self.muon_lr is None else {"muon_lr": self.muon_lr * run.schedule(step)}
+            self.write(step=step, loss=loss, grad_norm=norm, lr=rate, **muon, **reading)
             # to a scaler an infinite norm is the signal to lower the scale, and nothing to worry about
             fine = math.isfinite(loss) and (scaled or math.isfinite(norm))
             self.bad_in_a_row = 0 if fine else self.bad_in_a_row + 1
