@@ -29,7 +29,7 @@ A difference counts only if its interval leaves 0 out; otherwise the claim is un
 rates may cost a way up to 0.01, as much as the differences may be. So a difference must also leave 0 out, on
 the same side, after subtracting what the rule costs the first way more than the second, by the tuning seeds.
 (Added when most of the tuning was known, and no other run: if there is time for it, `--best` runs the eight
-seeds at each way's lowest mean instead, and a claim stands if it stands there as well.)
+seeds at each way's lowest mean instead, and a claim stands if it stands there as well. There was none.)
 
 The first plan had five tuning seeds, sixteen others, more ways ("line 30"; "cosine 10", the usual one; "line
 100", which never comes down) and runs of 1,200 steps. The machine was too busy: it was cut to this when six
