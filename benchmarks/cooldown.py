@@ -1,0 +1,205 @@
+"""When should the learning rate begin to come down, and does the shape of the way down matter?
+
+    python benchmarks/cooldown.py            # prints; about ten minutes of one core that is idle
+    python benchmarks/cooldown.py --save     # and adds its runs to results/cooldown.json
+    python benchmarks/cooldown.py --save --best    # and compares at the rates with the lowest means, too
+    python benchmarks/cooldown.py --show     # the tables of what the record holds
+
+The GPT, the text, the batches, AdamW and the clipping are those of chapter 11 (`optimizers.py`), 300 steps
+with a warm-up of 10 %. All ways come down to 0.1 of the rate. They differ in two things only: where the way
+down begins (at 10 % of the run, which is right after the warm-up, or at 60, 80 or 90 %), and its shape: a
+straight line, or half a cosine. Ways with the same rate and seed share the steps before they come down.
+
+Rates are those of `LADDER`, sqrt(2) apart. Each way begins with the same three, and gets the lowest of those
+whose mean is within 0.01 nats of its best one's (chapter 11's rule), by the seeds 100 to 102. It tries the
+next rate beyond while its best one is its highest, or the chosen one its lowest. Then seeds from 200 on
+compare, paired by seed: eight, and up to eight more if there is time; intervals are 95 %, by Student's t.
+
+Written before the first run. Known by then: `compare` of optimizers.json. There, with other seeds, the line
+from 80 % ends 0.022 ± 0.007 below the cosine from 10 %; shape and start differ at once.
+
+1. Late is better: the line from 10 % ends above the line from 80 %. Refuted if below.
+2. The start counts for more than the shape: the line from 10 % ends above the half cosine from 80 %. (This
+   difference is the mean cost of the early start, over both shapes, minus the mean cost of the cosine, over
+   both starts.) Refuted if below.
+3. 80 %, the trainer's default, is the best of the four starts of a line: confirmed if the three others end
+   above it, refuted if one of them ends below.
+
+A difference counts only if its interval leaves 0 out; otherwise the claim is undecided. The rule for the
+rates may cost a way up to 0.01, as much as the differences may be. So a difference must also leave 0 out, on
+the same side, after subtracting what the rule costs the first way more than the second, by the tuning seeds.
+(Added when most of the tuning was known, and no other run: if there is time for it, `--best` runs the eight
+seeds at each way's lowest mean instead, and a claim stands if it stands there as well. There was none.)
+
+The first plan had five tuning seeds, sixteen others, more ways ("line 30"; "cosine 10", the usual one; "line
+100", which never comes down) and runs of 1,200 steps. The machine was too busy: it was cut to this when six
+runs were known, all of seed 100 at 0.002: the lines from 10, 30, 60, 80 and 90 % ended at 2.463, 2.453,
+2.444, 2.442 and 2.444, the half cosine from 80 % at 2.442. If time is left, the ways are added, without a
+claim.
+"""
+
+import argparse
+import copy
+import itertools
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from ablation import Record, worth
+from optimizers import BATCH_SIZE, FRESH, LADDER, T, held_out_loss, make_model, make_optimizer, rows
+from torch import nn
+
+from tinygpt.data.tokens import prepare
+from tinygpt.schedule import SCHEDULES, make_schedule
+from tinygpt.support import interval
+
+RECORD = Path(__file__).parent / "results" / "cooldown.json"
+STEPS, WARMUP, SLACK, FIRST, RATES = 300, 0.1, 0.01, 200, (0.002, 0.0028, 0.004)
+# in the order in which they leave the shared run
+ALL = "line 10", "cosine 10", "line 30", "line 60", "line 80", "cosine 80", "line 90", "line 100"
+WAYS = "line 10", "line 60", "line 80", "cosine 80", "line 90"
+
+
+def late_cosine(step, top, last, cooldown):
+    "Half a cosine, as late as the trapezoid's straight line."
+    top = max(top, last - cooldown)
+    return 1.0 if step <= top else SCHEDULES["cosine"](step, top, last, cooldown)
+
+
+SCHEDULES["late cosine"] = late_cosine
+
+
+class Runs:
+    "Trains on the same text; keeps the run that the ways share, as far as the last one asked for."
+
+    def __init__(self):
+        data = prepare("sotu", "char", progress=False)
+        self.train, self.val = (
+            torch.from_numpy(np.asarray(text[:FRESH]).astype(np.int64)) for text in (data.train, data.val)
+        )
+        self.n_vocab, self.key = data.tokenizer.n_vocab, None
+
+    def go(self, model, optimizer, rate, steps):
+        "Train on: `steps` are the multipliers of the rate."
+        for multiplier in steps:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * multiplier
+            x, y = rows(self.train, torch.randint(len(self.train) - T, (BATCH_SIZE,)))
+            optimizer.zero_grad()
+            model(x, y)[1].backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    def __call__(self, row: str, rate: float, seed: int, steps: int) -> dict:
+        "One run, and its loss on held-out text."
+        start = time.process_time()
+        shape, begin = row.split()
+        kind, warm = {"line": "trapezoid", "cosine": "late cosine"}[shape], round(WARMUP * steps)
+        schedule = make_schedule(kind, steps, warm, cooldown=1 - int(begin) / 100)
+        flat = make_schedule("constant", steps, warm)
+        leaves = next((s for s in range(steps) if schedule(s) != flat(s)), steps)
+        if self.key != (rate, seed, steps) or self.at > leaves:
+            torch.manual_seed(seed)
+            model = make_model("chapter 11", self.n_vocab)
+            optimizer = make_optimizer(model, dict(optimizer="AdamW", lr=rate))
+            self.key, self.at, self.shared = (rate, seed, steps), 0, (model, optimizer)
+            self.random = torch.get_rng_state()
+        torch.set_rng_state(self.random)
+        self.go(*self.shared, rate, map(flat, range(self.at, leaves)))
+        self.at, self.random = leaves, torch.get_rng_state()
+        model, optimizer = copy.deepcopy(self.shared)
+        self.go(model, optimizer, rate, map(schedule, range(leaves, steps)))
+        loss, seconds = round(held_out_loss(model, self.val), 4), round(time.process_time() - start, 1)
+        print(f"{row:9} rate {rate:<6g} seed {seed}: {loss:.4f} ({seconds} s)", flush=True)
+        return dict(row=row, rate=rate, seed=seed, steps=steps, loss=loss, cpu_s=seconds)
+
+
+class Cooldowns(Record):
+    seeds = (100, 101, 102)
+
+    def choose(self, losses: dict) -> float:
+        "The lowest rate about as good as the best."
+        best = min(map(worth, losses.values()))
+        return min(rate for rate in losses if worth(losses[rate]) <= best + SLACK)
+
+    def tuning(self, row: str, steps: int) -> dict:
+        "Rate: the losses of the tuning seeds."
+        at = {r["rate"] for r in self.runs if (r["row"], r["steps"]) == (row, steps)}
+        by = {rate: self.losses(row, rate, steps) for rate in sorted(at)}
+        return {r: [of[s] for s in self.seeds] for r, of in by.items() if of.keys() >= set(self.seeds)}
+
+    def grid(self, ways, steps: int):
+        "Each way at the first three rates, and outward while it must."
+        wanted = {rate: ways for rate in RATES}
+        while wanted:
+            for rate, seed in itertools.product(sorted(wanted), self.seeds):
+                for row in wanted[rate]:
+                    self.ensure(row, rate, [seed], steps)
+            wanted = {}
+            for row in ways:
+                tried = self.tuning(row, steps)
+                for edge, up in ((min(tried), -1), (max(tried), 1)):
+                    at = self.choose(tried) if up < 0 else min(tried, key=lambda rate: worth(tried[rate]))
+                    if at == edge:
+                        wanted.setdefault(LADDER[LADDER.index(edge) + up], []).append(row)
+
+    def rates_of(self, row: str) -> dict:
+        "The rate by the rule, what that costs, and the rate with the lowest mean."
+        tried = self.tuning(row, STEPS)
+        rate, best = self.choose(tried), min(tried, key=lambda rate: worth(tried[rate]))
+        return dict(rate=rate, best=best, rule_costs=round(worth(tried[rate]) - worth(tried[best]), 4))
+
+    def summary(self) -> dict:
+        "Of each way: its rate, what the rule costs it, its losses by compared seed. What the page reads."
+        found = {}
+        for row in ALL:
+            if self.tuning(row, STEPS):
+                rates = self.rates_of(row)
+                for name, rate in (("losses", rates["rate"]), ("losses_best", rates["best"])):
+                    by = self.losses(row, rate, STEPS)
+                    rates[name] = {str(seed): by[seed] for seed in sorted(by) if seed >= FIRST}
+                if rates["losses"]:
+                    found[row] = rates
+        return found
+
+
+def show(record: Cooldowns):
+    found = record.summary()
+    for which, rate in (("losses", "rate"), ("losses_best", "best")):
+        print(f"\n{which}, minus line 80; in brackets less what the rule costs")
+        for first, second in [(row, "line 80") for row in found] + [("line 10", "cosine 80")]:
+            a, b = found[first], found[second]
+            both = a[which].keys() & b[which].keys()
+            if len(both) > 1:
+                mean, half = interval(a[which][s] - b[which][s] for s in both)
+                less = mean - (a["rule_costs"] - b["rule_costs"] if rate == "rate" else 0)
+                print(f"{first:9} rate {a[rate]:<6g} {statistics.mean(a[which].values()):.4f}, ", end="")
+                print(f"minus {second:9} {mean:+.4f} ({less:+.4f}) ± {half:.4f}, {len(both)} seeds")
+
+
+def main():
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--rows", nargs="+", choices=ALL, default=WAYS, help="in this order")
+    parser.add_argument("--seeds", type=int, default=8, help="that compare")
+    parser.add_argument("--best", action="store_true", help="compare at the lowest means, too")
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--show", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    head = dict(rule=f"the lowest rate within {SLACK} of the lowest mean", warmup=WARMUP, final=0.1)
+    record = Cooldowns(RECORD, None if args.show else Runs(), args.save, **head)
+    if not args.show:
+        record.grid(args.rows, STEPS)
+        for which in ("rate", "best") if args.best else ("rate",):
+            for seed in range(FIRST, FIRST + args.seeds):
+                chosen = {row: record.rates_of(row)[which] for row in args.rows}
+                for row in sorted(chosen, key=chosen.get):  # one rate after the other
+                    record.ensure(row, chosen[row], [seed], STEPS)
+    show(record)
+
+
+if __name__ == "__main__":
+    main()
