@@ -1,0 +1,111 @@
+"""Muon for the head, or for the embedding? Chapter 14's small GPT, one weight moved, equal tuning.
+
+    python benchmarks/muon_where.py    # about a quarter of an hour on one core; goes on where its record ends
+
+Muon has the matrices of the blocks, AdamW the rest: that is the split so far. Here one weight, the head or
+the embedding, is given to Muon, against the same weight in AdamW. On both sides it has a rate of its own
+(four values), and the rest of AdamW's weights has one, too (three); more where the best is at an edge. So
+AdamW's side contains the split so far, as it stands where the two rates are equal. Three seeds choose, ten
+others compare, pair by pair. Model, text, 100 steps, the rate of the blocks (0.04) and the warm-up (5 %) are
+those of `muon.py`. That rate and the warm-up were chosen there with both weights in AdamW, and are not tuned
+again: if anything, an advantage of AdamW's side.
+
+Written down before the first run, when only the runs of muon.json were known (none has moved these weights):
+
+1. The head is better off with AdamW: the interval of the loss, Muon minus AdamW, lies above 0.
+2. So is the embedding: the same.
+Refuted if the interval lies below 0, undecided if it contains 0.
+"""
+
+import itertools
+from functools import partial
+
+import torch
+from ablation import worth
+from data_machine import doubled, load, save
+from muon import STEPS, data, train
+
+from tinygpt.adamw import adamw_groups
+from tinygpt.muon import make_optimizer, muon_groups
+from tinygpt.support import interval
+
+NAME = "muon_where"
+BLOCK, WARMUP = 0.04, 0.05  # the best of Muon in muon.json
+OWN = {"AdamW": (0.024, 0.048, 0.096, 0.192), "Muon": (0.04, 0.08, 0.16, 0.32)}
+REST = (0.024, 0.048, 0.096)
+TUNING_SEEDS = (100, 101, 102)
+SEEDS = range(10, 20)
+WEIGHTS = ("head", "embedding")
+
+
+def split(_, model, block: float, rest: float, weight: str, optimizer: str, own: float):
+    "Muon for the blocks, AdamW for the rest, and `weight` at its own rate with the optimizer named."
+    adamw = adamw_groups(model, rest, weight_decay=0.0, lr_multipliers={weight: own / rest})
+    groups = muon_groups(model, adamw, block)
+    if optimizer == "Muon":
+        moved = {"head": model.lm_head, "embedding": model.wte}[weight].weight
+        groups = [g | dict(params=[p for p in g["params"] if p is not moved]) for g in groups]
+        groups = [g for g in groups if g["params"]] + [dict(kind="muon", params=[moved], lr=own)]
+    return make_optimizer(groups)[0]
+
+
+class Runs:
+    "All runs, saved one by one."
+
+    def __init__(self):
+        self.texts = data()
+        try:
+            self.record = load(NAME)
+        except FileNotFoundError:
+            self.record = {}
+        self.runs = self.record.get("runs", [])
+
+    def loss(self, weight: str, optimizer: str, own: float, rest: float, seed: int) -> float:
+        key = dict(weight=weight, optimizer=optimizer, own=own, rest=rest, seed=seed)
+        found = next((run for run in self.runs if key.items() <= run.items()), None)
+        if found is None:
+            make = partial(split, weight=weight, optimizer=optimizer, own=own)
+            found = key | train(self.texts, optimizer, BLOCK, rest, WARMUP, STEPS, seed, make)
+            print(*found.values(), flush=True)
+            self.runs.append(found)
+            self.save()
+        return found["loss"]
+
+    def save(self, **more):
+        setup = dict(steps=STEPS, block=BLOCK, warmup=WARMUP, tuning_seeds=TUNING_SEEDS, seeds=[*SEEDS])
+        save(NAME, setup | more | dict(runs=self.runs), quiet=True)
+
+
+def tuned(runs: Runs, weight: str, optimizer: str) -> tuple[float, float]:
+    "The best (own rate, rate of the rest), with a worse one on either side of both."
+    values = list(OWN[optimizer]), list(REST)
+    while True:
+        found = {
+            at: worth([runs.loss(weight, optimizer, *at, seed) for seed in TUNING_SEEDS])
+            for at in itertools.product(*values)
+        }
+        best = min(found, key=found.get)
+        edges = [(at, tried) for at, tried in zip(best, values) if not min(tried) < at < max(tried)]
+        if not edges:
+            return best
+        for at, tried in edges:
+            tried.append(doubled(at, up=at == max(tried)))
+
+
+def main():
+    torch.set_num_threads(1)
+    runs, best, compared = Runs(), {}, {}
+    for weight, optimizer in itertools.product(WEIGHTS, OWN):
+        at = tuned(runs, weight, optimizer)
+        best.setdefault(weight, {})[optimizer] = dict(own=at[0], rest=at[1])
+    for seed, weight, optimizer in itertools.product(SEEDS, WEIGHTS, OWN):
+        loss = runs.loss(weight, optimizer, *best[weight][optimizer].values(), seed)
+        compared.setdefault(weight, {}).setdefault(optimizer, []).append(loss)
+    runs.save(best=best, compared=compared)
+    for weight, losses in compared.items():
+        mean, half = interval([a - b for a, b in zip(losses["Muon"], losses["AdamW"])])
+        print(weight, best[weight], f"Muon minus AdamW {mean:+.3f} ± {half:.3f}")
+
+
+if __name__ == "__main__":
+    main()
