@@ -6,10 +6,10 @@ Muon has the matrices of the blocks, AdamW the rest: that is the split so far. H
 the embedding, is given to Muon, against the same weight in AdamW. On both sides it has a rate of its own, and
 the rest of AdamW's weights has one, too. They are tuned in turn, by factors of two, until each of the two
 has a worse one on either side. So AdamW's side contains the split so far, where the two rates are equal.
-Two seeds choose, five others compare, pair by pair. (Three and ten were planned, but the machine was busy; cut
-after seven runs of AdamW's grid, before all others.) Model, text, 100 steps, the rate of the blocks (0.04)
-and the warm-up (5 %) are those of `muon.py`. That rate and the warm-up were chosen there with both weights in
-AdamW, and are not tuned again: if anything, an advantage of AdamW's side.
+Two seeds choose, five others compare, pair by pair. (Three and ten were planned, but the machine was busy;
+cut after seven runs of AdamW's grid, before all others.) Model, text, 100 steps, the rate of the blocks
+(0.04) and the warm-up (5 %) are those of `muon.py`. That rate and the warm-up were chosen there with both
+weights in AdamW, and are not tuned again: if anything, an advantage of AdamW's side.
 
 Written down before the first run, when only the runs of muon.json were known (none has moved these weights):
 
