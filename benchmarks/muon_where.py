@@ -56,10 +56,10 @@ class Runs:
     def __init__(self):
         self.texts = data()
         try:
-            self.record = load(NAME)
+            self.runs = load(NAME)["runs"]
         except FileNotFoundError:
-            self.record = {}
-        self.runs = self.record.get("runs", [])
+            self.runs = []
+        self.compared = {}  # weight -> optimizer -> rates and losses by seed: what the page reads
 
     def loss(self, weight: str, optimizer: str, own: float, rest: float, seed: int) -> float:
         if optimizer == "AdamW" and own == rest:
@@ -74,9 +74,9 @@ class Runs:
             self.save()
         return found["loss"]
 
-    def save(self, **more):
+    def save(self):
         setup = dict(steps=STEPS, block=BLOCK, warmup=WARMUP, tuning_seeds=TUNING_SEEDS, seeds=[*SEEDS])
-        save(NAME, setup | more | dict(runs=self.runs), quiet=True)
+        save(NAME, setup | dict(compared=self.compared, runs=self.runs), quiet=True)
 
 
 def tuned(runs: Runs, weight: str, optimizer: str) -> tuple[float, float]:
@@ -95,16 +95,18 @@ def tuned(runs: Runs, weight: str, optimizer: str) -> tuple[float, float]:
 
 def main():
     torch.set_num_threads(1)
-    runs, best, compared = Runs(), {}, {}
+    runs = Runs()
     for weight in WEIGHTS:
-        best[weight] = {optimizer: tuned(runs, weight, optimizer) for optimizer in OWN}
-    for seed, weight, optimizer in itertools.product(SEEDS, WEIGHTS, OWN):
-        loss = runs.loss(weight, optimizer, *best[weight][optimizer], seed)
-        compared.setdefault(weight, {}).setdefault(optimizer, []).append(loss)
-    runs.save(best=best, compared=compared)
-    for weight, losses in compared.items():
+        best = {optimizer: tuned(runs, weight, optimizer) for optimizer in OWN}
+        losses = {optimizer: [] for optimizer in OWN}
+        for seed, optimizer in itertools.product(SEEDS, OWN):
+            losses[optimizer].append(runs.loss(weight, optimizer, *best[optimizer], seed))
+        runs.compared[weight] = {
+            o: dict(own=own, rest=rest, losses=losses[o]) for o, (own, rest) in best.items()
+        }
+        runs.save()
         mean, half = interval([a - b for a, b in zip(losses["Muon"], losses["AdamW"])])
-        print(weight, best[weight], f"Muon minus AdamW {mean:+.3f} ± {half:.3f}")
+        print(weight, best, f"Muon minus AdamW {mean:+.3f} ± {half:.3f}", flush=True)
 
 
 if __name__ == "__main__":
