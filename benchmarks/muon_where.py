@@ -7,9 +7,9 @@ the embedding, is given to Muon, against the same weight in AdamW. On both sides
 the rest of AdamW's weights has one, too. They are tuned in turn, by factors of two, until each of the two
 has a worse one on either side. So AdamW's side contains the split so far, where the two rates are equal.
 Two seeds choose, ten others compare, pair by pair. (Three were planned to choose, but the machine was busy:
-cut after seven runs of AdamW's grid, before all others.) Model, text, 100 steps, the rate of the blocks (0.04)
-and the warm-up (5 %) are those of `muon.py`. That rate and the warm-up were chosen there with both weights in
-AdamW, and are not tuned again: if anything, an advantage of AdamW's side.
+cut after seven runs of AdamW's grid, before all others.) Model, text, 100 steps, the rate of the blocks
+(0.04) and the warm-up (5 %) are those of `muon.py`. That rate and the warm-up were chosen there with both
+weights in AdamW, and are not tuned again: if anything, an advantage of AdamW's side.
 
 Written down before the first run, when only the runs of muon.json were known (none has moved these weights):
 
