@@ -136,7 +136,9 @@ def make(name: str, model: GPT, block: float, rest: float) -> torch.optim.Optimi
     return make_optimizer(groups)[0]
 
 
-def train(texts, optimizer: str, block: float, rest: float, warmup: float, steps: int, seed: int) -> dict:
+def train(
+    texts, optimizer: str, block: float, rest: float, warmup: float, steps: int, seed: int, make=make
+) -> dict:
     "One training run; `warmup` is a part of it."
     n_chars, tokens, val = texts
     torch.manual_seed(seed)
