@@ -17,8 +17,8 @@ wide, seed 1) was repeated on this machine and ended at the same loss to all fiv
 Intervals are 95 % by Student's t over seeds, differences paired by seed. With two seeds they are wide, and a
 claim may stay undecided for that alone. a is the exponent of the line through the parabolas' lowest points.
 
-1. The exponent survives half the rate: a at 0.01 less a at 0.02 lies within ± 0.04 (what lies between 0.46 and
-   0.5). Refuted if the whole interval lies outside, undecided if it contains a bound.
+1. The exponent survives half the rate: a at 0.01 less a at 0.02 lies within ± 0.04 (what lies between 0.46
+   and 0.5). Refuted if the whole interval lies outside, undecided if it contains a bound.
 2. At 0.01, too, the best size grows more slowly than C^0.5: the interval of a lies below 0.5. Refuted if it
    lies above, undecided if it contains 0.5.
 3. So it does with each cell at the better of its two rates, by the mean over the seeds here. As 2.
@@ -51,7 +51,7 @@ def make():
     made = recorded()
     done = {(row["width"], row["steps"], row["seed"]) for row in made}
     for seed in SEEDS:
-        for flops, width in ((flops, width) for flops in BUDGETS for width in BUDGETS[flops]):
+        for flops, width in [(flops, width) for flops, widths in BUDGETS.items() for width in widths]:
             config = scaling.settings(width, flops, MUON, ADAMW, seed)
             if (width, config.optim.max_steps, seed) not in done:
                 made.append(scaling.run(config))
@@ -111,9 +111,8 @@ def show():
         came = [row["loss"] for row in measured[name] if row["width"] == WIDTH]
         low, loss, high = foretell(rows, len(came))
         came = statistics.mean(came)
-        print(
-            f"    the law foretells {loss:.3f} ({low:.3f} to {high:.3f}); {came:.3f} came, {loss / came - 1:+.1%}"
-        )
+        told = f"the law foretells {loss:.3f} ({low:.3f} to {high:.3f}); {came:.3f} came"
+        print(f"    {told}, {loss / came - 1:+.1%}")
     for name in ("0.01", "the better"):
         mean, half = interval(new - old for new, old in zip(growth[name], growth["0.02"]))
         print(f"exponent at {name} less the one at 0.02: {mean:+.3f} ± {half:.3f}")
