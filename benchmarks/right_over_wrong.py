@@ -183,7 +183,8 @@ def main():
     record = load("reinforce")
     recorded = [run for run in record["compared"] if run["name"] == "rejection" and run["seed"] in SEEDS]
     compared += [dict(run, way="rejection") for run in recorded]
-    compared += [dict(run, way="gentle") for run in record["gentle"] if run["seed"] in SEEDS]  # at 1e-3
+    gentle = [run for run in record["gentle"] if run["name"] == "rejection" and run["seed"] in SEEDS]
+    compared += [dict(run, way="gentle") for run in gentle]  # rejection at 1e-3
     if args.save:
         about = dict(tuning_seeds=TUNING_SEEDS, seeds=SEEDS, settled=settled, tuning=tuning)
         save("right_over_wrong", dict(**about, start=record["start"], compared=compared))
