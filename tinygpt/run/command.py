@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_type_hints
 
-from ..checkpoint import _read_state, checkpoints, verify_checkpoint
+from ..checkpoint import _first_good, _read_state, checkpoints
 from ..measure.__main__ import read_count
 from ..model import GPTConfig
 from .config import OptimConfig, RunConfig, TrainConfig, is_toml, load_config, read_toml
@@ -266,11 +266,10 @@ def read_so_far(
     config: TrainConfig,
 ) -> tuple[int, int]:
     "(steps, tokens) of the newest good checkpoint in the config's folder: what a resume goes on from."
-    good = (folder for folder in reversed(checkpoints(config.folder)) if not verify_checkpoint(folder))
-    newest = next(good, None)
-    if newest is None:
+    newest = _first_good(checkpoints(config.folder)[::-1], 1)
+    if not newest:
         return 0, 0
-    state = _read_state(newest)
+    state = _read_state(newest[0])
     rows = state.get("rows", state["step"] * config.data.batch_size)  # an older one does not say
     return state["step"], rows * config.model.block_size
 
