@@ -2,12 +2,12 @@
 
     python benchmarks/muon_longer.py    # about half an hour of one core; goes on where its record ends
 
-Model, text, batch and schedule are those of `muon.py`; a run has 400 steps instead of 100. Each of the two has
-three settings: the rate of the blocks' matrices, the rate of all else, and the warm-up. They begin at what was
-best for 100 steps, and are tuned in turn: rates by factors of two until each has a worse one on either side,
-then the warm-up among 5, 10, 30 and 50 % of the run, and again while anything moves. Two seeds choose, five
-others compare. As in `muon.py`, AdamW also runs twice as long and Muon shorter, each with its whole schedule,
-so that one can read off how many steps the one needs for the loss of the other.
+Model, text, batch and schedule are those of `muon.py`; a run has 400 steps instead of 100. Each of the two
+has three settings: the rate of the blocks' matrices, the rate of all else, and the warm-up. They begin at what
+was best for 100 steps, and are tuned in turn: rates by factors of two until each has a worse one on either
+side, then the warm-up among 5, 10, 30 and 50 % of the run, and again while anything moves. Two seeds choose,
+five others compare. As in `muon.py`, AdamW also runs twice as long and Muon shorter, each with its whole
+schedule, so that one can read off how many steps the one needs for the loss of the other.
 
 Known before: after 100 steps AdamW needs 1.63 ± 0.24 times Muon's tokens to its own loss, and 1.89 ± 0.06 to
 Muon's. Written before the first run:
@@ -16,7 +16,8 @@ Muon's. Written before the first run:
    above.
 2. AdamW needs at least 1.3 times Muon's tokens to the loss that it reaches in 400 steps. Confirmed if the
    interval of the factor lies above 1.3, refuted if below.
-3. The lead shrinks: that factor is less than 1.63. Confirmed if its interval lies below 1.63, refuted if above.
+3. The lead shrinks: that factor is less than 1.63. Confirmed if its interval lies below 1.63, refuted
+   if above.
 
 Else undecided. A seed's factor that lies outside the lengths that were run makes 2 and 3 undecided.
 """
@@ -80,7 +81,7 @@ def tuned(runs: Runs, optimizer: str) -> dict:
 
 
 def steps_to(goal: float, lengths: tuple, losses: list) -> float:
-    "Where the falling losses cross the goal, on straight lines over the logarithm of the length; NaN outside."
+    "Where the falling losses cross the goal, on lines over the logarithm of the length; NaN outside."
     if not losses[-1] <= goal <= losses[0]:
         return float("nan")
     return float(np.exp(np.interp(-goal, -np.array(losses), np.log(lengths))))
