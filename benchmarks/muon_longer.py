@@ -2,8 +2,8 @@
 
     python benchmarks/muon_longer.py    # about half an hour of one core; goes on where its record ends
 
-Model, text, batch and schedule are those of `muon.py`; a run has 400 steps instead of 100. Each of the two
-has three settings: the rate of the blocks' matrices, the rate of all else, and the warm-up. They begin at what
+Model, text, batch and schedule are those of `muon.py`; a run has 400 steps, not 100. Each of the two
+has three settings: the rate of the blocks, the rate of all else, and the warm-up. They begin at what
 was best for 100 steps, and are tuned in turn: rates by factors of two until each has a worse one on either
 side, then the warm-up among 5, 10, 30 and 50 % of the run, and again while anything moves. Two seeds choose,
 five others compare. As in `muon.py`, AdamW also runs twice as long and Muon shorter, each with its whole
