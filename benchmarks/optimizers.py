@@ -49,7 +49,7 @@ one's, the lowest. Which cosine and which trapezoid is the better is that of the
 Written before it was run: the three claims and the rule of before.
 
 `longer-plain`: the constant rate and the trapezoid down to 0.1 once more, without a warm-up.
-`compare-longer-plain` has the seeds and the careful rates of `compare-longer-again`, whose runs it is put beside
+`compare-longer-plain` takes the seeds and the rule of `compare-longer-again`, and is put beside it.
 Known before: in 300 steps the trapezoid at its best rate, with a warm-up and without, is undecided; at
 two and four times that rate a warm-up gains. Written before the first run:
 
