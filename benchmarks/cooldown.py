@@ -48,6 +48,10 @@ all else is as above. Written before the first of these runs:
 6. 80 % is the best of the four starts: the same as 3.
 7. The shape hardly counts: the half cosine and the line, both from 80 %, differ by less than 0.005 (the whole
    interval; refuted if it lies outside, else undecided).
+
+When six of the eight seeds were known (line 10 minus line 80: -0.001 ± 0.023), two things were added: eight
+more seeds, as the rule allows, and "cosine 10", the usual cosine, without a claim: is its trouble in 1,200 steps
+(2.193 in `compare-longer-again`) its early start, its shape, or its rate?
 """
 
 import argparse
