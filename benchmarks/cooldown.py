@@ -50,8 +50,8 @@ all else is as above. Written before the first of these runs:
    interval; refuted if it lies outside, else undecided).
 
 When six of the eight seeds were known (line 10 minus line 80: -0.001 ± 0.023), two things were added: eight
-more seeds, as the rule allows, and "cosine 10", the usual cosine, without a claim: is its trouble in 1,200 steps
-(2.193 in `compare-longer-again`) its early start, its shape, or its rate?
+more seeds, as the rule allows, and "cosine 10", the usual cosine, without a claim: is its trouble in 1,200
+steps (2.193 in `compare-longer-again`) its early start, its shape, or its rate?
 """
 
 import argparse
