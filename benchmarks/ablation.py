@@ -47,6 +47,7 @@ import fcntl
 import json
 import math
 import os
+import shlex
 import statistics
 import sys
 import time
@@ -148,7 +149,7 @@ def worth(losses: list[float]) -> float:
 
 
 def commands(old: dict) -> list[str]:
-    this = "python " + " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    this = "python " + shlex.join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
     return [*old.get("commands", []), *([] if this in old.get("commands", []) else [this])]
 
 

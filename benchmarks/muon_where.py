@@ -15,8 +15,7 @@ Written down before the first run, when only the runs of muon.json were known (n
 
 1. The head is better off with AdamW: the interval of the loss, Muon minus AdamW, lies above 0.
 2. So is the embedding: the same.
-Refuted if the interval lies below 0, undecided if it contains 0. (The embedding was not run: the machine was
-too busy. The command goes on with it.)
+Refuted if the interval lies below 0, undecided if it contains 0.
 """
 
 import itertools

@@ -26,8 +26,7 @@ from 2.389 (`values`) to 2.259 (`place`), by 0.130. The bounds are about a quart
 6. It is what the head without positions lacks: `head_before` ends less than 0.03 above `place`. The same.
 7. It is needed: `hidden`, the head with positions that sees every byte but the one before, ends more than
    0.10 above `place`. Confirmed if the whole interval lies above 0.10, refuted if below, else undecided.
-Each is asked after 600 steps (five seeds) and after 3000 (three): six claims. (The three after 3000 steps
-were not run: the machine was too busy.)
+Each is asked after 600 steps (five seeds) and after 3000 (three): six claims.
 
 Data, steps, optimizer and the tuning of each row's rate are those of `ablation.py`; the model is the
 throw-away one of the two chapters, with every part to be left out.
