@@ -69,7 +69,7 @@ def make_schedule(
     """A function step -> multiplier in [0, 1] of the learning rate, above 0 at step 0.
 
     Past the end it stays as at the last step; where no step leads down, that is 1. Any unit will do for the
-    steps, tokens too. Cosine: Loshchilov and Hutter 2016; trapezoid: Hägele et al. 2024, after Hu et al. 2024.
+    steps, tokens too. Cosine: Loshchilov and Hutter 2016; trapezoid: Hu et al. and Hägele et al. 2024.
     UserError with all that `schedule_problems` finds.
     """
     problems = schedule_problems(kind, max_steps, warmup_steps, final, cooldown)
