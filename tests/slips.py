@@ -2453,8 +2453,8 @@ SLIPS = [
     Slip(
         "run.setup",
         "last_words",
-        "if not verify_checkpoint(folder)",
-        "",
+        "_first_good(checkpoints(config.folder)[::-1], 1)",
+        "checkpoints(config.folder)[-1:]",
         "a damaged checkpoint is recommended",
     ),
     Slip(

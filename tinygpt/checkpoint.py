@@ -259,7 +259,7 @@ def find_checkpoint(
         raise UserError(f"{path} holds no {kind}: give a run folder that a training run has saved into")
     problems = []
     for folder in candidates:
-        problem = verify_checkpoint(folder)
+        problem = verify_checkpoint(folder, sha256_once)
         if not problem:
             if problems:
                 print(f"{'; '.join(problems)}: using {folder}")

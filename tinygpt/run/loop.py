@@ -31,7 +31,7 @@ from ..checkpoint import prune, save_checkpoint, verify_checkpoint
 from ..compile import compile_model
 from ..data.chunks import Report
 from ..ddp.agree import any_rank, known_to_all, on_first
-from ..evaluate.score import Score
+from ..evaluate.score import Score, eval_rows
 from ..generate.text import stream_text
 from ..measure.speed import StepMeter, describe, flops_per_token, promised_peak
 from .config import EvalConfig
@@ -522,11 +522,16 @@ def finish(run: Run, judge: Judge, log: Log) -> Score:
 
 
 def _last_validation(run: Run, judge: Judge, log: Log) -> Score:
-    "On more text at the end of a run; a run that was stopped keeps the loss beside its checkpoint."
-    if run.finished:
-        return judge.validate(run.config.eval.final_eval_tokens)
-    val = judge.last if judge.last_step == run.step else judge.validate()
-    on_first(run.world, lambda: log.files.spare("val_loss.json", _tell_loss, run, val.loss))
+    """On more text at the end of a run, if there is more than the newest validation has read.
+
+    A run that was stopped keeps the loss beside its checkpoint.
+    """
+    e, T = run.config.eval, run.config.model.block_size
+    tokens = e.final_eval_tokens if run.finished else e.eval_tokens
+    before, now = (len(eval_rows(run.data.val, T, n)) for n in (e.eval_tokens, tokens))
+    val = judge.last if judge.last_step == run.step and now == before else judge.validate(tokens)
+    if not run.finished:
+        on_first(run.world, lambda: log.files.spare("val_loss.json", _tell_loss, run, val.loss))
     return val
 
 
