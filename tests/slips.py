@@ -2332,8 +2332,8 @@ SLIPS = [
     Slip(
         "run.parallel",
         "optimizer_groups",
-        "o.muon_lr, weight_decay=o.muon_weight_decay",
-        "o.muon_lr",
+        "dict(momentum=o.muon_momentum, weight_decay=o.muon_weight_decay)",
+        "dict(momentum=o.muon_momentum)",
         "the decay that was asked for never arrives",
     ),
     Slip(
