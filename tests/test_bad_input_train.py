@@ -190,7 +190,7 @@ CONFIGS = [  # what is wrong, what the file holds, word
     ("a config that is not JSON", "{", "is not JSON"),
     ("a config that is empty", "", "is not JSON"),
     ("a config that is a list", "[]", "a list where a dict"),
-    ("a config that is a number", "3", "a int where a dict"),
+    ("a config that is a number", "3", "an int where a dict"),
     ("brackets without end", "[" * 100_000, "is not JSON"),
     ("an unknown group", '{"modle": {}}', "modle"),
     ("an unknown setting", '{"optim": {"lr": 1}}', "optim.lr"),
