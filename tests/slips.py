@@ -2487,7 +2487,7 @@ SLIPS = [
     ),
     Slip(
         "run.report",
-        "RunLog.spare",
+        "RunLog.attempt",
         "self.lost.add(what)",
         "None",
         "what cannot be written is said at every step",

@@ -448,8 +448,8 @@ class Run:
         return Apart(model, self.data.tokenizer.eot) if self.config.data.mask_documents else model
 
     @property
-    def how(self) -> str:
-        "What the line of a validation ends with: how the text was read, if not as usual."
+    def mask_note(self) -> str:
+        "What the line of a validation ends with if documents do not see each other; else empty."
         return ", documents masked" if self.config.data.mask_documents else ""
 
     def state(self) -> dict:
@@ -741,5 +741,5 @@ def score_run(
         score = judge(run.model, tokens, max_tokens=config.eval.final_eval_tokens)
         bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
         if run.world.is_main:
-            print(f"{name} loss {score.loss:.4f}, {bits}{run.how}")
+            print(f"{name} loss {score.loss:.4f}, {bits}{run.mask_note}")
     return run, score
