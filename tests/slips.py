@@ -2332,8 +2332,8 @@ SLIPS = [
     Slip(
         "run.parallel",
         "optimizer_groups",
-        "o.muon_lr, weight_decay=o.muon_weight_decay",
-        "o.muon_lr",
+        "dict(momentum=o.muon_momentum, weight_decay=o.muon_weight_decay)",
+        "dict(momentum=o.muon_momentum)",
         "the decay that was asked for never arrives",
     ),
     Slip(
@@ -2453,8 +2453,8 @@ SLIPS = [
     Slip(
         "run.setup",
         "last_words",
-        "if not verify_checkpoint(folder)",
-        "",
+        "_first_good(checkpoints(config.folder)[::-1], 1)",
+        "checkpoints(config.folder)[-1:]",
         "a damaged checkpoint is recommended",
     ),
     Slip(
@@ -2487,7 +2487,7 @@ SLIPS = [
     ),
     Slip(
         "run.report",
-        "RunLog.spare",
+        "RunLog.attempt",
         "self.lost.add(what)",
         "None",
         "what cannot be written is said at every step",

@@ -167,7 +167,7 @@ LEARN = [
 ]
 PROGRESS = [
     ("a list", "list", "[]", "holds a list where a dict should be"),
-    ("a number", "hint 10 adamw_update", "5", "holds a int where a dict should be"),
+    ("a number", "hint 10 adamw_update", "5", "holds an int where a dict should be"),
     ("cut off", "show 10 adamw_update", '{"10_adamw": {', "is not JSON"),
     ("not UTF-8", "list 10", b"\xff\xfe", "is not JSON"),
     ("brackets without end", "list 10", "[" * 100_000, "is not JSON"),

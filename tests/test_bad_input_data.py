@@ -236,7 +236,7 @@ FILES = [  # python -m tinygpt.data prepare FILE out
     ("cut.jsonl", "is the file complete?"),
     ("lists.jsonl", "holds a list"),
     ("late-list.jsonl", "line 61 holds a list"),
-    ("numbers.jsonl", "holds a int"),
+    ("numbers.jsonl", "holds an int"),
     ("strings.jsonl", "holds a str"),
     ("keys.jsonl", "--text-key"),
     ("nulls.jsonl", "holds no text"),

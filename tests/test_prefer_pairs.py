@@ -50,14 +50,14 @@ def test_trls_three_forms_are_the_same_pair(tmp_path):
 @pytest.mark.parametrize(
     "row, sentence",
     [
-        (7, "is a int: give an object"),
+        (7, "is an int: give an object"),
         ({"prompt": "a", "rejected": "b"}, "has no 'chosen'"),
         ({"prompt": "a", "chosen": "b"}, "has no 'rejected'"),
         ({"chosen": "a", "rejected": "b"}, "has no 'prompt'"),
         (STANDARD | {"rejected": "Blue"}, "a pair of equal answers teaches nothing"),
         (STANDARD | {"chosen": " "}, "chosen is an empty answer"),
-        (STANDARD | {"chosen": 5}, "chosen is a int"),
-        (STANDARD | {"prompt": 5}, "prompt is a int"),
+        (STANDARD | {"chosen": 5}, "chosen is an int"),
+        (STANDARD | {"prompt": 5}, "prompt is an int"),
         (STANDARD | {"prompt": "\ud83d"}, "prompt holds '\\ud83d', which is half of a character"),
         (STANDARD | {"rejected": "a\ude00"}, "rejected holds '\\ude00', which is half of a character"),
         (

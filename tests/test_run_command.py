@@ -12,6 +12,7 @@ import pytest
 import torch
 from events import LAST_RESORT
 
+import tinygpt.data.tokens as data_tokens
 from tinygpt.checkpoint import load_model
 from tinygpt.ddp.world import run_processes
 from tinygpt.model import GPTConfig
@@ -331,6 +332,22 @@ def test_a_budget_counts_the_tokens_of_before_the_resume(tmp_path, words, monkey
     narrow = ["--tokens", "1600", "--batch-size", "1"]  # 16 tokens a step, 64 are left
     assert main([*command, *narrow, "--resume", "auto"]) == 0
     assert trained_on("runs/same")[-1] == (16, 1600)
+
+
+def test_a_resume_with_a_budget_verifies_its_checkpoint_once(tmp_path, words, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*QUICK.format(words).split(), "--tokens", "500"]) == 0
+    opened = []
+
+    def opens(path, *how):
+        opened.append(Path(path).absolute())
+        return open(path, *how)
+
+    monkeypatch.setattr(data_tokens, "open", opens, raising=False)  # for the hashes
+    assert main(["--resume", "runs/same", "--tokens", "1000"]) == 0
+    parts = [path for path in opened if path.parent.name == "step_000008"]
+    names = {path.name for path in Path("runs/same/checkpoints/step_000008").iterdir()} - {"manifest.json"}
+    assert sorted(path.name for path in parts) == sorted(names)
 
 
 def test_a_budget_that_was_read_already_is_refused_and_a_damaged_checkpoint_is_not_counted(

@@ -23,6 +23,7 @@ from events import LAST_RESORT
 import tinygpt.run.loop as run_loop
 from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss, verify_checkpoint
 from tinygpt.ddp.world import run_processes
+from tinygpt.evaluate.score import evaluate
 from tinygpt.measure.speed import StepMeter, host_reads
 from tinygpt.run.config import EvalConfig
 from tinygpt.run.folder import claim_folder
@@ -449,6 +450,22 @@ def test_the_judge_looks_once_a_step_and_a_look_that_finds_nothing_leaves_the_fi
     assert all(len(line) > 1 for line in read_metrics(config.folder))  # a number beside the step
     assert "reward" in (config.folder / "report.md").read_text()
     assert (config.folder / "log.txt").read_text().count("step 20: validation") == 2
+
+
+@pytest.mark.parametrize(
+    "on_the_way, at_the_end, steps",
+    [(400, 400, [10, 20]), (10**6, 10**7, [10, 20]), (400, 415, [10, 20]), (400, 416, [10, 20, 20])],
+)
+def test_the_last_step_is_validated_again_only_on_more_text(config, on_the_way, at_the_end, steps):
+    config.eval = replace(config.eval, eval_every=10, eval_tokens=on_the_way, final_eval_tokens=at_the_end)
+    result = train(config, progress="none")
+    lines = [line for line in read_metrics(config.folder) if "val_loss" in line]
+    assert [line["step"] for line in lines] == steps
+    assert (lines[-1]["val_loss"], lines[-1]["val_tokens"]) == (result.val.loss, result.val.tokens)
+    data = result.data
+    direct = evaluate(result.model, data.val, data.tokenizer.token_bytes(), max_tokens=at_the_end)
+    assert result.val.tokens == direct.tokens and result.val.loss == pytest.approx(direct.loss, rel=1e-6)
+    assert train(config, resume=True, progress="none").val == result.val  # of a finished run: once more
 
 
 def test_a_run_with_an_objective_goes_on_exactly_and_only_with_its_own_command(config):

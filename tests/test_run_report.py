@@ -244,8 +244,8 @@ def test_what_fails_is_said_once_and_not_tried_again(tmp_path, capsys):
         tries.append(number)
         raise ValueError(f"no {number}")
 
-    assert [log.spare("curve", fail, number) for number in range(3)] == [None] * 3
-    assert tries == [0] and log.spare("report", lambda: 7) == 7
+    assert [log.attempt("curve", fail, number) for number in range(3)] == [None] * 3
+    assert tries == [0] and log.attempt("report", lambda: 7) == 7
     said = capsys.readouterr().err
     assert said == "curve cannot be written (ValueError: no 0); the run continues without it\n"
     log.close()

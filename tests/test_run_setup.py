@@ -24,6 +24,7 @@ from tinygpt.ddp.world import World
 from tinygpt.evaluate.export import export_model
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
+from tinygpt.muon import Muon
 from tinygpt.precision import Policy
 from tinygpt.run.command import parse_arguments
 from tinygpt.run.config import load_config
@@ -473,16 +474,56 @@ def test_a_resumed_run_follows_the_settings_of_its_optimizer(config, optimizer):
     "Not those that the checkpoint was saved with: config.json and the report say the new ones."
     config.optim = replace(config.optim, optimizer=optimizer)
     quiet(config)
-    new = dict(betas=(0.5, 0.6), eps=1e-3, weight_decay=0.5, muon_weight_decay=0.25, max_steps=20)
-    config.optim = replace(config.optim, **new)
+    new = dict(betas=(0.5, 0.6), eps=1e-3, weight_decay=0.5, muon_weight_decay=0.25, muon_momentum=0.6)
+    config.optim = replace(config.optim, **new, max_steps=20)
     run = open_run(config, resume=True)
     run.close()
     for group in run.parallel.optimizer.param_groups:
         if group["kind"] == "muon":
-            assert group["weight_decay"] == 0.25
+            assert (group["weight_decay"], group["momentum"]) == (0.25, 0.6)
             continue
         decay = 0.0 if group["params"][0].dim() == 1 else 0.5
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.5, 0.6), 1e-3, decay)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_rate_of_embeddings_and_a_momentum_do_what_they_do_in_a_loop_by_hand(config, optimizer):
+    config.model = replace(config.model, tie_weights=False)
+    o = config.optim = replace(config.optim, optimizer=optimizer, clip=0.0, max_steps=8)
+    usual = quiet(config).losses
+    o.embedding_lr_multiplier, o.muon_momentum = 3.0, 0.7
+    losses = quiet(config, overwrite=True).losses
+    assert losses[0] == usual[0] and losses[-1] != pytest.approx(usual[-1], rel=1e-3)
+
+    run = open_run(config, overwrite=True)
+    named = dict(run.model.named_parameters())
+    embeddings, head = [named["wte.weight"], named["wpe.weight"]], named["lm_head.weight"]
+    blocks = {name: p for name, p in named.items() if p.dim() == 2 and name.startswith("h.")}
+    vectors = dict(params=[p for p in named.values() if p.dim() == 1], weight_decay=0.0)
+    rest = [dict(params=embeddings, lr=3 * o.learning_rate), dict(params=[head]), vectors]
+    if optimizer == "adamw":
+        rest.append(dict(params=list(blocks.values())))
+    shared = dict(betas=o.betas, eps=o.eps, weight_decay=o.weight_decay)
+    optimizers = [torch.optim.AdamW(rest, o.learning_rate, **shared)]
+    if optimizer == "muon":
+        fused = [p for name, p in blocks.items() if name.endswith("attn.c_attn.weight")]
+        plain = [p for name, p in blocks.items() if not name.endswith("attn.c_attn.weight")]
+        width = config.model.n_embd  # of queries, of keys and of values
+        groups = [dict(params=plain), dict(params=fused, split=(width, width, width))]
+        optimizers.append(Muon(groups, o.muon_lr, momentum=0.7, weight_decay=o.muon_weight_decay))
+    groups = [group for one in optimizers for group in one.param_groups]
+    tops, by_hand = [group["lr"] for group in groups], []
+    for step in range(o.max_steps):
+        loss = run.model(*next(run.loader))[1]
+        loss.backward()
+        for group, top in zip(groups, tops):
+            group["lr"] = top * run.schedule(step)
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+        by_hand.append(loss.item())
+    run.close()
+    assert losses == pytest.approx(by_hand, rel=1e-4)
 
 
 def test_a_run_is_finished_after_exactly_its_steps(config):

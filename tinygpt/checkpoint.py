@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from .data.tokens import sha256_file, sha256_once
 from .model import GPT, GPTConfig
 from .model_hf import check_size, check_weights, read_pickle
-from .support import Undrawn, UserError, atomic_path, finite, read_json
+from .support import Undrawn, UserError, _a_type, atomic_path, finite, read_json
 from .tokenizer import Tokenizer
 
 # %% ../nbs/16_checkpoint.ipynb #rng
@@ -259,7 +259,7 @@ def find_checkpoint(
         raise UserError(f"{path} holds no {kind}: give a run folder that a training run has saved into")
     problems = []
     for folder in candidates:
-        problem = verify_checkpoint(folder)
+        problem = verify_checkpoint(folder, sha256_once)
         if not problem:
             if problems:
                 print(f"{'; '.join(problems)}: using {folder}")
@@ -455,7 +455,7 @@ def _read_state(folder):
     kinds = dict(step=int, rows=int, rng=list, loader=dict, scaler=dict, versions=dict, threads=int)
     for name, kind in kinds.items():
         if name in state and type(state[name]) is not kind:
-            wrong = f"{name} is a {type(state[name]).__name__}, not a {kind.__name__}"
+            wrong = f"{name} is {_a_type(state[name])}, not {_a_type(kind())}"
             raise UserError(f"{path}: {wrong}: {_OTHER}")
     if state.get("step", 0) < 0 or not state["rng"]:
         raise UserError(f"{path}: step is below 0, or rng is empty: {_OTHER}")

@@ -77,8 +77,14 @@ def read_json(
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise UserError(f"{path} is not JSON ({str(error)[:100]}): {remedy}") from None
     if not isinstance(value, kind):
-        raise UserError(f"{path} holds a {type(value).__name__} where a {kind.__name__} should be: {remedy}")
+        raise UserError(f"{path} holds {_a_type(value)} where a {kind.__name__} should be: {remedy}")
     return value
+
+
+def _a_type(value) -> str:
+    "A value's type with its article, for a message: a list, an int."
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 def finite(value):

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import count, islice
 
 from .tokens import EOT_TEXT, _ends_in, _separator_pattern, encoding_problem
-from ..support import UserError
+from ..support import UserError, _a_type
 
 # %% ../../nbs/more/03_data_chunks.ipynb #report
 @dataclass
@@ -193,7 +193,7 @@ def _parse_row(line: bytes, place: str, text_key: str, first: bool, notes: list)
         raise UserError(f"data: {place} is not json ({str(error)[:100]}): is the file complete?") from None
     if not isinstance(row, dict):
         raise UserError(
-            f"data: {place} holds a {type(row).__name__}, not an object with a field {text_key!r}: "
+            f"data: {place} holds {_a_type(row)}, not an object with a field {text_key!r}: "
             "write one object a line"
         )
     if first and text_key not in row:

@@ -34,7 +34,7 @@ class _PlainUnpickler(pickle.Unpickler):
     "Reads numbers, strings, lists and dictionaries, and runs no code."
 
     def find_class(self, module, name):
-        raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+        raise pickle.UnpicklingError(f"it holds {module}.{name}")
 
 
 def _nanogpt_tokenizer(folder: Path, tokenizer: str) -> Tokenizer:

@@ -94,8 +94,13 @@ class OptimConfig:
     """adamw for everything, or muon for the matrices inside the blocks and adamw for the rest."""
     learning_rate: float = 1e-3
     """AdamW's rate at the top of the schedule."""
+    embedding_lr_multiplier: float = 1.0
+    """AdamW: the rate of embeddings, in multiples of learning_rate. They are those of tokens
+    (of a head that shares them, too), of learned positions and of n-grams."""
     muon_lr: float = 0.02
     """Muon's rate at the top of the schedule; its updates are of another size than AdamW's."""
+    muon_momentum: float = 0.95
+    """Muon: decay of the running mean of the gradient."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW: decay of the running means of the gradient and of its square."""
     eps: float = 1e-8
@@ -337,6 +342,7 @@ BOUNDS = {  # group -> setting -> (the smallest, the largest value that makes se
     "optim": dict(
         max_steps=(-math.inf, 10**9),  # the schedule's check looks for the smallest
         learning_rate=(0, 1e15),  # beyond it an update overflows float32 in its first step
+        embedding_lr_multiplier=(0, 1e6),
         muon_lr=(0, 1e15),
         eps=(1e-30, 1),  # a smaller one is 0 in float32, and 0 / 0 is not a number
         weight_decay=(0, 1000),
@@ -372,8 +378,11 @@ def _range_problems(config) -> Iterator[str]:
         yield f"micro_batch_size = {rows} must be between 1 and batch_size = {all_rows}"
     if config.eval.profile:
         yield from _profile_problems(config.eval.profile, config.optim.max_steps)
-    if not all(0 <= beta < 1 for beta in config.optim.betas):
-        yield f"betas = {config.optim.betas}: both must be at least 0 and below 1"
+    o = config.optim
+    if not all(0 <= beta < 1 for beta in o.betas):
+        yield f"betas = {o.betas}: both must be at least 0 and below 1"
+    if not 0 <= o.muon_momentum < 1:
+        yield f"muon_momentum = {o.muon_momentum} must be at least 0 and below 1"
 
 
 def _profile_problems(profile: str, max_steps: int) -> Iterator[str]:

@@ -31,7 +31,7 @@ from ..checkpoint import prune, save_checkpoint, verify_checkpoint
 from ..compile import compile_model
 from ..data.chunks import Report
 from ..ddp.agree import any_rank, known_to_all, on_first
-from ..evaluate.score import Score
+from ..evaluate.score import Score, eval_rows
 from ..generate.text import stream_text
 from ..measure.speed import StepMeter, describe, flops_per_token, promised_peak
 from .config import EvalConfig
@@ -150,7 +150,7 @@ class Log:
         self.files = RunLog(run.folder if run.world.is_main else None, from_step=run.step, show=show)
         if run.world.is_main:
             services = (config.run.tensorboard, config.run.wandb, asdict(config), run.step)
-            sinks = self.files.spare("tensorboard or wandb", metric_sinks, run.folder, *services)
+            sinks = self.files.attempt("tensorboard or wandb", metric_sinks, run.folder, *services)
             self.files.sinks = sinks or []
         size, device = run.world.world_size, run.policy.device
         promised = promised_peak(device, run.policy.dtype)
@@ -191,7 +191,7 @@ class Log:
         "Read what was added since the last reading. UserError after ten steps in a row that were not finite."
         if not self.pending:
             return
-        self.files.spare("the run's folder", self.keep_place)
+        self.files.attempt("the run's folder", self.keep_place)
         run, scaled = self.run, self.run.policy.scaler
         reading = self.meter.read() | ({"loss_scale": run.scaler.get_scale()} if scaled else {})
         self.readings.append(reading)
@@ -369,7 +369,7 @@ class Judge:
         with log.pause():
             score = self.score(run.model, run.data.val, max_tokens=max_tokens or run.config.eval.eval_tokens)
         bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
-        log.say(f"step {run.step}: validation loss {score.loss:.4f}, {bits}{run.how}")
+        log.say(f"step {run.step}: validation loss {score.loss:.4f}, {bits}{run.mask_note}")
         values = dict(val_loss=score.loss, val_bits_per_byte=score.bits_per_byte, val_tokens=score.tokens)
         log.write(step=run.step, **values)
         judged = self.last_step == run.step  # a longer validation of the same weights does not ask again
@@ -407,7 +407,7 @@ class Judge:
             )
             text = e.prompt + "".join(pieces)
         if run.world.is_main:
-            self.log.files.spare("samples.txt", self._keep, text)
+            self.log.files.attempt("samples.txt", self._keep, text)
         return text
 
     def _keep(self, text: str):
@@ -508,7 +508,7 @@ def finish(run: Run, judge: Judge, log: Log) -> Score:
     val = _last_validation(run, judge, log)
     if run.world.is_main:
         title = f"{run.config.run.name}: validation {val.loss:.3f}, {val.bits_per_byte:.3f} bits per byte"
-        log.files.spare("loss.png", _draw, run.folder, title)
+        log.files.attempt("loss.png", _draw, run.folder, title)
     if costs := reading_costs(run):
         log.say(costs)
     for line in odd_documents(run):
@@ -522,11 +522,16 @@ def finish(run: Run, judge: Judge, log: Log) -> Score:
 
 
 def _last_validation(run: Run, judge: Judge, log: Log) -> Score:
-    "On more text at the end of a run; a run that was stopped keeps the loss beside its checkpoint."
-    if run.finished:
-        return judge.validate(run.config.eval.final_eval_tokens)
-    val = judge.last if judge.last_step == run.step else judge.validate()
-    on_first(run.world, lambda: log.files.spare("val_loss.json", _tell_loss, run, val.loss))
+    """On more text at the end of a run, if there is more than the newest validation has read.
+
+    A run that was stopped keeps the loss beside its checkpoint.
+    """
+    e, T = run.config.eval, run.config.model.block_size
+    tokens = e.final_eval_tokens if run.finished else e.eval_tokens
+    before, now = (len(eval_rows(run.data.val, T, n)) for n in (e.eval_tokens, tokens))
+    val = judge.last if judge.last_step == run.step and now == before else judge.validate(tokens)
+    if not run.finished:
+        on_first(run.world, lambda: log.files.attempt("val_loss.json", _tell_loss, run, val.loss))
     return val
 
 
@@ -544,7 +549,7 @@ def _report(run: Run, judge: Judge, log: Log, val: Score, costs: str) -> None:
         further = {figure: f"{value:.4g}" for figure, value in judge.figures.items()}
         figures = facts(run, log, val, bits) | further | ({"left out": costs} if costs else {})
         page = (run.folder, f"The run {name}", figures, asdict(run.config), commands)
-        log.files.spare("report.md", write_report, *page)
+        log.files.attempt("report.md", write_report, *page)
     files = ("report.md", "config.json", "metrics.jsonl", "loss.png", "samples.txt", "checkpoints")
     log.say(f"in {run.folder}: {', '.join(file for file in files if (run.folder / file).exists())}")
     verb, key = ("talk to it", "Talk") if "Talk" in commands else ("write more", "Write")
@@ -599,7 +604,7 @@ def facts(
     "The figures of a finished run, for its report."
     seconds = f"{time.time() - log.began:,.0f}"
     return {
-        "validation loss": f"{val.loss:.4f} nats per token on {val.tokens:,} tokens{run.how}",
+        "validation loss": f"{val.loss:.4f} nats per token on {val.tokens:,} tokens{run.mask_note}",
         "bits per byte": f"{val.bits_per_byte:.4f}",
         **{name: f"{value:.3f} bits per byte" for name, value in bits.items()},
         "trained on": f"{run.amount(run.rows)}, {run.step} steps",

@@ -31,9 +31,12 @@ def optimizer_groups(
 ) -> list[dict]:
     "The parameter groups that the config asks for, the same for all four ways."
     o = config.optim
-    groups = adamw_groups(model, o.learning_rate, o.betas, o.eps, o.weight_decay)
+    # with a factor of 1 there is no group for embeddings, as in a checkpoint from before this setting
+    multipliers = {"embedding": o.embedding_lr_multiplier} if o.embedding_lr_multiplier != 1 else {}
+    groups = adamw_groups(model, o.learning_rate, o.betas, o.eps, o.weight_decay, multipliers)
     if o.optimizer == "muon":
-        groups = muon_groups(model, groups, o.muon_lr, weight_decay=o.muon_weight_decay)
+        settings = dict(momentum=o.muon_momentum, weight_decay=o.muon_weight_decay)
+        groups = muon_groups(model, groups, o.muon_lr, **settings)
     return groups
 
 # %% ../../nbs/more/19_run_parallel.ipynb #ways
@@ -122,7 +125,8 @@ class Single:
     def load_optimizer_state(self, state: dict):
         "Load a whole state, from a run in any of the four ways. Settings stay those of the config."
         groups = self.optimizer.param_groups
-        names = ("betas", "eps", "weight_decay")  # of the config; the loop sets lr in each step
+        # of the config; the loop sets lr in each step
+        names = ("betas", "eps", "momentum", "weight_decay")
         own = [{name: group[name] for name in names if name in group} for group in groups]
         try:
             self.optimizer.load_state_dict(state)

@@ -37,14 +37,14 @@ class RunLog:
     ):
         self.folder, self.show, self.sinks, self.lost = folder, show, sinks, set()
         self.metrics = self.text = None
-        self.judged = []  # lines of validations at the step of the resume: not to be written twice
+        self.repeated = []  # lines of validations at the step of a resume, which it may make again
         if folder:
             metrics, text = Path(folder) / "metrics.jsonl", Path(folder) / "log.txt"
-            self.judged = self.spare("metrics.jsonl", _keep_until, metrics, from_step) or []
-            self.metrics = self.spare("metrics.jsonl", _open_log, metrics)
-            self.text = self.spare("log.txt", _open_log, text, "a+" if from_step else "w+")
+            self.repeated = self.attempt("metrics.jsonl", _keep_until, metrics, from_step) or []
+            self.metrics = self.attempt("metrics.jsonl", _open_log, metrics)
+            self.text = self.attempt("log.txt", _open_log, text, "a+" if from_step else "w+")
 
-    def spare(
+    def attempt(
         self,
         what: str,  # a name for people
         fn: Callable,  # fn(*args, **kw) writes something the run can do without
@@ -70,16 +70,16 @@ class RunLog:
     def write(self, **values):
         "Append a line to metrics.jsonl."
         line = _metrics_line(values)
-        if line in self.judged:
+        if line in self.repeated:
             return  # a finished run that is resumed repeats its last validation
         self._append("metrics.jsonl", self.metrics, line)
         for number, (write, _) in enumerate(self.sinks):
-            self.spare(f"sink {number} of the metrics", write, values)
+            self.attempt(f"sink {number} of the metrics", write, values)
 
     def say(self, text: str, shown: bool = True):
         "Show a line and keep it in log.txt with the time."
         if shown:
-            self.spare("stdout", self.show, text)
+            self.attempt("stdout", self.show, text)
         self._append("log.txt", self.text, time.strftime("%H:%M:%S ") + text)
 
     def _append(self, what: str, file, line: str):
@@ -88,7 +88,7 @@ class RunLog:
             file.flush()
 
         if file:
-            self.spare(what, write)
+            self.attempt(what, write)
 
     def follow(self):
         "The folder was moved or deleted, and made again: continue there, after a copy of all lines so far."
@@ -102,12 +102,12 @@ class RunLog:
                 tmp.write_text(file.read(), **_TEXT)
             return _open_log(self.folder / what)
 
-        return self.spare(what, copy) if file else None
+        return self.attempt(what, copy) if file else None
 
     def to_disk(self):
         "Wait until the metrics written so far are on the disk: a checkpoint that relies on them comes next."
         if self.metrics:
-            self.spare("metrics.jsonl", os.fsync, self.metrics.fileno())
+            self.attempt("metrics.jsonl", os.fsync, self.metrics.fileno())
 
     def close(self):
         for file in (self.metrics, self.text):
@@ -115,7 +115,7 @@ class RunLog:
                 if file:
                     file.close()
         for number, (_, close) in enumerate(self.sinks):
-            self.spare(f"sink {number} of the metrics", close)
+            self.attempt(f"sink {number} of the metrics", close)
 
 
 _TEXT = dict(encoding="utf-8", newline="\n", errors="backslashreplace")

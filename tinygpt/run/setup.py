@@ -31,11 +31,11 @@ from .. import __version__
 from ..accumulate_memory import ChunkedLossGPT, checkpoint_blocks
 from ..attention import fastest_attention
 from tinygpt.checkpoint import (
+    _first_good,
     checkpoints,
     find_checkpoint,
     load_training_state,
     rng_states,
-    verify_checkpoint,
     what_differs,
 )
 from ..checkpoint_open import find_model, keep_tokenizer, open_model
@@ -263,11 +263,10 @@ def last_words(
     command: str = "tinygpt.train",  # see `go_on_command`
 ) -> str:
     "From where, and how, a run that ended badly can be resumed."
-    good = (folder for folder in reversed(checkpoints(config.folder)) if not verify_checkpoint(folder))
-    newest = next(good, None)
-    if newest is None:
+    newest = _first_good(checkpoints(config.folder)[::-1], 1)
+    if not newest:
         return "no checkpoint had been saved yet"
-    return f"the last good checkpoint is {newest}; continue with: {go_on_command(config.folder, command)}"
+    return f"the last good checkpoint is {newest[0]}; continue with: {go_on_command(config.folder, command)}"
 
 # %% ../../nbs/more/19_run_setup.ipynb #same
 def check_same(
@@ -449,8 +448,8 @@ class Run:
         return Apart(model, self.data.tokenizer.eot) if self.config.data.mask_documents else model
 
     @property
-    def how(self) -> str:
-        "What the line of a validation ends with: how the text was read, if not as usual."
+    def mask_note(self) -> str:
+        "What the line of a validation ends with if documents do not see each other; else empty."
         return ", documents masked" if self.config.data.mask_documents else ""
 
     def state(self) -> dict:
@@ -742,5 +741,5 @@ def score_run(
         score = judge(run.model, tokens, max_tokens=config.eval.final_eval_tokens)
         bits = f"{score.bits_per_byte:.4f} bits per byte on {score.tokens:,} tokens"
         if run.world.is_main:
-            print(f"{name} loss {score.loss:.4f}, {bits}{run.how}")
+            print(f"{name} loss {score.loss:.4f}, {bits}{run.mask_note}")
     return run, score
