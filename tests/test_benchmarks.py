@@ -48,12 +48,13 @@ def recorded_choices():
             for way, found in ways.items():
                 grid = {float(rate): loss for rate, loss in found["grid"].items()}
                 yield f"{name}, {way}", grid, record["rates"], 6, found["best"]
-    record = load("laptop_starts")
-    for init, best in record["best"].items():
-        runs = [run for run in record["runs"] if run["init"] == init and run["seed"] > 100]
-        rates = {run["muon_lr"] for run in runs}
-        means = {lr: statistics.mean(r["loss"] for r in runs if r["muon_lr"] == lr) for lr in rates}
-        yield f"laptop, {init}", means, (0.005, 0.01, 0.02), 9, best
+    for name in ("laptop_starts", "laptop_starts_full"):
+        record = load(name)
+        for init, best in record["best"].items():
+            runs = [run for run in record["runs"] if run["init"] == init and run["seed"] > 100]
+            rates = {run["muon_lr"] for run in runs}
+            means = {lr: statistics.mean(r["loss"] for r in runs if r["muon_lr"] == lr) for lr in rates}
+            yield f"{name}, {init}", means, (0.005, 0.01, 0.02), 9, best
 
 
 @pytest.mark.parametrize("name, losses, rates, most, best", list(recorded_choices()))
