@@ -277,16 +277,21 @@ class Sure(Record):
         return min(losses, key=lambda rate: (sum(loss > bound for loss in losses[rate]), worth(losses[rate])))
 
 
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    "Of a script that has a `Record`."
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--show", action="store_true", help="run nothing, print the record's table")
+    return parser
+
+
 def parse(doc: str, rows: dict, steps: int, seeds: int) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=doc, formatter_class=formatter)
+    parser = parser_of(doc)
     parser.add_argument("--rows", nargs="+", choices=rows, default=list(rows))
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--rates", type=float, nargs="+", help="run at these rates, and tune nothing")
-    parser.add_argument("--save", action="store_true")
     parser.add_argument("--sure", action="store_true", help="rates by five seeds, fewest stuck runs first")
-    parser.add_argument("--show", action="store_true", help="run nothing, print the record's table")
     return parser.parse_args()
 
 

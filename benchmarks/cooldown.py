@@ -54,7 +54,6 @@ more seeds, as the rule allows, and "cosine 10", the usual cosine, without a cla
 steps (2.193 in `compare-longer-again`) its early start, its shape, or its rate?
 """
 
-import argparse
 import copy
 import itertools
 import statistics
@@ -63,7 +62,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ablation import Record, worth
+from ablation import Record, parser_of, worth
 from optimizers import BATCH_SIZE, FRESH, LADDER, T, held_out_loss, make_model, make_optimizer, rows
 from torch import nn
 
@@ -201,14 +200,11 @@ def show(record: Cooldowns, steps: int):
 
 
 def main():
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", nargs="+", choices=ALL, default=WAYS, help="in this order")
     parser.add_argument("--seeds", type=int, default=8, help="that compare")
     parser.add_argument("--steps", type=int, choices=RATES, default=300)
     parser.add_argument("--best", action="store_true", help="compare at the lowest means, too")
-    parser.add_argument("--save", action="store_true")
-    parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     head = dict(rule=f"the lowest rate within {SLACK} of the lowest mean", warmup=WARMUP, final=0.1)

@@ -65,6 +65,39 @@ def load(
     return json.loads((Path(__file__).parent / "results" / f"{name}.json").read_text())
 
 
+class Kept:
+    "Runs in results/NAME.json, written one by one; a run that the file holds is not made again."
+
+    def __init__(
+        self,
+        name: str,
+        **head,  # what else the file says
+    ):
+        self.name, self.head = name, head
+        try:
+            self.runs = load(name)["runs"]
+        except FileNotFoundError:
+            self.runs = []
+
+    def get(
+        self,
+        key: dict,  # what tells the run from others
+        make,  # make() -> what else is known of it
+    ) -> dict:
+        "The run."
+        found = next((run for run in self.runs if key.items() <= run.items()), None)
+        if found is None:
+            found = key | make()
+            print(*found.values(), flush=True)
+            self.runs.append(found)
+            self.save()
+        return found
+
+    def save(self):
+        "Write the file."
+        save(self.name, self.head | dict(runs=self.runs), quiet=True)
+
+
 def lowest(
     found: dict,  # rate: loss
 ) -> float:

