@@ -48,8 +48,14 @@ BRANCHES = [
     ("chunks by comparison", dict(loss_chunk=8192, chunk=by_comparison)),
     ("chunks of whole rows", dict(loss_chunk=8192, chunk=whole_by_comparison)),
     ("no biases, as nanoGPT", dict(bias=False)),
+    ("stream in bfloat16", dict(narrow=True)),
+    (
+        "all that helps",
+        dict(loss_chunk=8192, chunk=whole_by_comparison, bias=False, narrow=True),
+    ),
     ("activations computed again", dict(checkpoint=True)),
     ("both, for memory", dict(loss_chunk=8192, checkpoint=True)),
+    ("CUDA graphs", dict(compile="reduce-overhead")),
     ("max-autotune", dict(compile="max-autotune")),  # the last: it compiles for minutes
 ]
 
