@@ -226,7 +226,7 @@ def draw_tokens(
 ) -> torch.Tensor:  # (...) int64, on the device of `probs`
     "In each row the token that wins a race: each arrives at random, at a rate that is its probability."
     ids = torch.arange(probs.shape[-1], device=probs.device)
-    x = ids * 0x9E3779B9 % 2**32 ^ keys.to(probs.device)[..., None]
+    x = (ids * 0x9E3779B9 & 2**32 - 1) ^ keys.to(probs.device)[..., None]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # Wellons (2018), lowbias32
         x ^= x >> shift
         x *= factor
