@@ -274,6 +274,13 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _hide_padding(logits: torch.Tensor, V: int) -> torch.Tensor:
+    "With -inf where a column is no token's. (A GPU reads such whole rows faster than V columns of them.)"
+    if logits.shape[-1] == V:
+        return logits
+    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= V, -torch.inf)
+
+
 def token_loss(
     logits: torch.Tensor,  # (B, T, V)
     targets: torch.Tensor,  # (B, T) int64; -100 is not counted
@@ -444,17 +451,15 @@ class GPT(nn.Module):
         c, V = self.config, self.config.vocab_size
         x = self.features(idx, cache, mask)  # (B, T, C)
         head = (self.lm_head or self.wte).weight  # (padded V, C)
-        # the padding ends here: on a CPU before the product, on a GPU after it, whose tiles it fills
-        if x.device.type == "cpu":
-            logits = F.linear(x, head[:V])
-        else:
-            logits = F.linear(x, head)[..., :V]
+        # on a CPU the padding ends before the product; on a GPU it fills the product's tiles
+        rows = F.linear(x, head[:V] if x.device.type == "cpu" else head)
         if c.logit_softcap:
-            logits = c.logit_softcap * torch.tanh(_wide(logits) / c.logit_softcap)
+            rows = c.logit_softcap * torch.tanh(_wide(rows) / c.logit_softcap)
         if targets is None:
-            return logits, None
+            return rows[..., :V], None
         # detached: else a compiled backward (chapter 09) would add the logits' own gradient, all zeros
-        return logits.detach(), token_loss(logits, targets, reduction)
+        logits = rows[..., :V].detach()
+        return logits, token_loss(_hide_padding(rows, V), targets, reduction)
 
     def num_params(
         self,
