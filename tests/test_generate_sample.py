@@ -15,6 +15,7 @@ from tinygpt.generate.sample import (
     check_sampling,
     context_start,
     decode_rows,
+    draw_tokens,
     generate_batch,
     generate_tokens,
     sampling_probs,
@@ -22,6 +23,7 @@ from tinygpt.generate.sample import (
     show_rows,
     split_at_stop,
 )
+from tinygpt.measure.speed import host_reads
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
@@ -94,13 +96,134 @@ def test_with_ties_top_k_keeps_k_and_no_more():
     assert (sampling_probs(torch.zeros(3, 10), top_k=4) > 0).sum(-1).tolist() == [4, 4, 4]
 
 
+def cut_by_ranks(logits, temperature, top_k, top_p):
+    "The same in numpy, one row at a time: sort, cut, and put back."
+    p = np.exp((logits - logits.max()) / temperature)
+    order = np.lexsort((np.arange(len(p)), -logits))  # of equal ones the first
+    ranked = p[order]
+    if top_k:
+        ranked[top_k:] = 0
+    ranked /= ranked.sum()
+    ranked[np.cumsum(ranked) - ranked >= top_p] = 0
+    cut = np.zeros_like(p)
+    cut[order] = ranked / ranked.sum()
+    return cut
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 3, 50, 300, 1000])
+@pytest.mark.parametrize("top_p", [0.3, 0.85, 1.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_the_cuts_are_those_of_a_full_sort_also_with_many_ties(temperature, top_k, top_p):
+    logits = 2 * torch.randn(2, 3, 500, generator=torch.Generator().manual_seed(8))
+    logits = (logits * 4).round() / 4  # about 50 values
+    logits[0, 0, 450:] = -torch.inf
+    got = sampling_probs(logits, temperature, top_k, top_p)
+    rows = logits.double().view(6, 500).numpy()
+    want = np.stack([cut_by_ranks(row, temperature, top_k, top_p) for row in rows])
+    np.testing.assert_allclose(got.view(6, 500).numpy(), want, rtol=2e-5, atol=1e-9)
+
+
+def test_top_k_puts_no_more_than_k_in_order(monkeypatch):
+    "Sorting 50,000 scores takes longer than many a model's step."
+    asked, topk = [], torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    monkeypatch.setattr(torch.Tensor, "topk", lambda self, k: asked.append(k) or topk(self, k))
+    sampling_probs(torch.randn(2, 1000), 0.8, top_k=7)
+    sampling_probs(torch.randn(2, 1000), 0.8, top_k=7, top_p=0.9)
+    assert asked == [7, 7]
+
+
+# draws
+
+
+def test_numbers_spread_evenly_draw_each_token_exactly_as_often_as_its_probability_says():
+    probs = torch.tensor([[0.0, 0.5, 0.125, 0.0, 0.375, 0.0], [0.0625, 0.0, 0.0, 0.0, 0.0, 0.9375]])
+    grid = (torch.arange(1600, dtype=torch.float64) + 0.5) / 1600
+    tokens = draw_tokens(probs[:, None].expand(2, 1600, 6), grid.expand(2, 1600))
+    counts = torch.stack([torch.bincount(row, minlength=6) for row in tokens])
+    assert torch.equal(counts, (1600 * probs).long())
+
+
 def test_draws_follow_the_probabilities_and_top_k_is_not_discarded():
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     probs = sampling_probs(logits, temperature=0.7, top_k=3)
-    draws = torch.multinomial(probs, 100_000, replacement=True, generator=torch.Generator().manual_seed(0))
-    counts = torch.bincount(draws, minlength=4) / 100_000
-    expected = (logits[:3] / 0.7).softmax(-1)
-    assert counts[3] == 0 and (counts[:3] - expected).abs().max() < 0.01
+    u = torch.rand(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    counts = torch.bincount(draw_tokens(probs.expand(100_000, 4), u), minlength=4)
+    expected = 100_000 * (logits[:3] / 0.7).softmax(-1)
+    assert counts[3] == 0
+    assert ((counts[:3] - expected) ** 2 / expected).sum() < 13.8  # above it in one case of 1000
+
+
+LAST = 1 - 2**-53  # the largest number that torch.rand can give
+
+
+def test_a_token_without_probability_never_comes_and_the_largest_number_draws_the_last_that_has_some():
+    generator = torch.Generator().manual_seed(1)
+    probs = torch.rand(50, 1000, generator=generator) ** 8 + 1e-6
+    probs *= torch.rand(50, 1000, generator=generator) < 0.3
+    probs[:, [0, 1, 998, 999]] = 0  # at both ends too
+    probs /= probs.sum(-1, keepdim=True)
+    for row in probs:
+        some = row.nonzero()[:, 0]
+        edges = row.double().cumsum(0)
+        edges = (edges / edges[-1]).clamp(max=LAST)
+        u = torch.cat([torch.tensor([0.0, LAST, 1.0], dtype=torch.float64), edges])
+        tokens = draw_tokens(row.expand(len(u), 1000), u)
+        assert (row[tokens] > 0).all()
+        assert tokens[:3].tolist() == [some[0], some[-1], some[-1]]
+
+
+def test_the_order_in_which_a_device_adds_changes_no_draw(monkeypatch):
+    "A GPU adds in pieces; with rounded sums, a token without probability could then get a stretch."
+    generator = torch.Generator().manual_seed(2)
+    probs = torch.rand(64, 1024, generator=generator) ** 8
+    probs *= torch.rand(64, 1024, generator=generator) < 0.3
+    probs /= probs.sum(-1, keepdim=True)
+    u = torch.rand(64, dtype=torch.float64, generator=generator)
+    seen, plain = [], torch.Tensor.cumsum
+
+    def in_pieces(x, dim):
+        seen.append(x)
+        pieces = x.view(-1, 32, 32)
+        before = plain(pieces.sum(-1), -1) - pieces.sum(-1)
+        return (plain(pieces, -1) + before[..., None]).view_as(x)
+
+    tokens = draw_tokens(probs, u)
+    monkeypatch.setattr(torch.Tensor, "cumsum", in_pieces)
+    assert torch.equal(draw_tokens(probs, u), tokens)
+    assert torch.equal(in_pieces(seen[0], -1), plain(seen[0], -1))  # to the last bit
+    assert not torch.equal(in_pieces(probs.double(), -1), plain(probs.double(), -1))
+
+
+def test_a_row_uses_one_number_for_each_token_it_draws_and_none_for_one_that_is_given(model):
+    rows = seeded_rows([[1, 2, 3], [4] * 9], seed=7, forced=[5, 6])
+    for _ in decode_rows(model, rows, 10, temperature=0.9, top_k=40):
+        pass
+    for i, row in enumerate(rows):
+        generator = torch.Generator().manual_seed(7 + i)
+        torch.rand(8, dtype=torch.float64, generator=generator)
+        assert torch.equal(row.generator.get_state(), generator.get_state())
+
+
+@pytest.mark.parametrize("how", [dict(temperature=0), dict(top_k=5), dict(top_p=0.9), dict(logprobs=3)])
+def test_a_step_makes_the_host_wait_no_more_often_for_more_rows(model, how):
+    def write(rows):
+        for _ in decode_rows(model, seeded_rows([[1, 2]] * rows, seed=0), 6, **how):
+            pass
+
+    assert host_reads(lambda: write(1)) == host_reads(lambda: write(9)) <= 6
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_scores_that_are_not_finite_are_told_before_a_token_comes(temperature):
+    model = opinionated(VARIANTS["gpt2"])
+    with torch.no_grad():
+        model.wte.weight[7] = torch.nan
+    came = []
+    with pytest.raises(UserError, match="logits are not finite"):
+        for row in decode_rows(model, seeded_rows([[1], [2]], 0), 5, temperature):
+            came.append(row)
+    assert came == []
 
 
 def test_temperature_zero_is_greedy_and_ties_take_the_first():

@@ -124,10 +124,11 @@ def test_two_processes_go_on_exactly_between_two_uses_of_their_answers(practice)
 
 
 def test_rows_hold_the_answers_of_the_model_as_it_is_with_their_groups_advantages(practice):
+    practice.run.seed = 1  # one of whose four groups agrees, so that its rows are left out
     run = run_of(practice)
     x, y = next(run.loader)
     answers, advantage = zip(*run.loader.drawn)
-    questions = make_examples(4, draw_seed(1337, 0), "train", ["count"])
+    questions = make_examples(4, draw_seed(practice.run.seed, 0), "train", ["count"])
     prompts = [render(TOKENIZER, question.messages, True)[0] for question in questions]
     assert [a.prompt for a in answers] == [prompt for prompt in prompts for _ in range(3)]
     verdicts = [a.finish == "end" and even(None, TOKENIZER.decode(a.new)) for a in answers]

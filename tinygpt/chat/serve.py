@@ -23,7 +23,7 @@ from itertools import repeat
 import torch
 
 from ..finetune.template import chat_ids, render
-from ..generate.sample import Row, check_sampling, next_choices, seeded_rows, show_rows
+from ..generate.sample import Row, check_sampling, next_tokens, seeded_rows, show_rows
 from ..model import GPT, KVCache
 from ..support import UserError
 from ..tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class Slots(KVCache):
         self,
         slots: list[int],
         tokens: list[list[int]],  # what each slot reads, the same number for all
-    ) -> torch.Tensor:  # (B, V) on the CPU
+    ) -> torch.Tensor:  # (B, V), on the model's device
         "Read tokens into each slot, in one pass. Returns the scores for the next tokens."
         device = self.k.device
         idx = torch.tensor(tokens, device=device)  # (B, T)
@@ -74,7 +74,7 @@ class Slots(KVCache):
         logits = self.model(idx, cache=self)[0][:, -1]
         for slot, new in zip(slots, tokens):
             self.ids[slot] += new
-        return logits.cpu()
+        return logits
 
     def shared(self, slot: int, ids: list[int]) -> int:
         "How many of the first `ids` the slot has already read; the last id has to be run in any case."
@@ -89,7 +89,7 @@ class Slots(KVCache):
         self,
         slot: int,
         ids: list[int],  # a whole prompt; what the slot has already read is not read again
-    ) -> torch.Tensor:  # (V,): scores for the next token, on the CPU
+    ) -> torch.Tensor:  # (V,): scores for the next token
         "Read a prompt into a slot, which forgets its earlier text except for a common beginning."
         begin = self.shared(slot, ids)
         del self.ids[slot][begin:]
@@ -114,8 +114,8 @@ class Request:
 
     def choose(self) -> int:
         "Its next token."
-        [choice] = next_choices(self.logits[None], self.temperature, self.top_k, self.top_p)
-        return self.row.next_token(choice)
+        [token] = next_tokens(self.logits[None], [self.row], self.temperature, self.top_k, self.top_p)
+        return token
 
 # %% ../../nbs/more/25_chat_serve.ipynb #engine
 class Engine:

@@ -16,7 +16,7 @@ from tinygpt.generate.sample import (
     NextLogits,
     Row,
     check_sampling,
-    next_choices,
+    next_tokens,
     seeded_rows,
     show_rows,
 )
@@ -124,8 +124,7 @@ class Conversation:
         ids = torch.tensor([row.prompt])
         while not row.finish:
             logits = self.next_logits(ids)
-            [choice] = next_choices(logits, *self.sampling)
-            token = row.next_token(choice)
+            [token] = next_tokens(logits, [row], *self.sampling)
             row.take(token, self.ends, max_new_tokens)
             ids = torch.cat((ids, torch.tensor([[token]])), dim=1)
             yield row

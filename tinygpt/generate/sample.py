@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['likeliest', 'sampling_probs', 'check_sampling', 'context_start', 'NextLogits', 'Row', 'seeded_rows', 'check_rows',
-           'next_choices', 'decode_rows', 'generate_batch', 'generate_tokens', 'split_at_stop', 'show_rows']
+           'draw_tokens', 'next_tokens', 'look_up', 'decode_rows', 'generate_batch', 'generate_tokens', 'split_at_stop',
+           'show_rows']
 
 # %% ../../nbs/18_generate.ipynb #imports
 import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 import torch
 
@@ -49,16 +51,19 @@ def sampling_probs(
     logits = logits / max(temperature, 1e-30)
     if top_k == 0 and top_p == 1:
         return logits.softmax(-1)  # nothing is cut: no need to sort the vocabulary
-    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
-    if 0 < top_k < ranked.shape[-1]:
-        ranked[..., top_k:] = -torch.inf
-    probs = ranked.softmax(-1)
+    V = logits.shape[-1]
+    ranked = logits.topk(min(top_k or V, V)).values  # order costs time: no more of it than needed
+    kept = torch.full_like(logits[..., :1], ranked.shape[-1], dtype=torch.int64)  # how many
     if top_p < 1:
+        probs = ranked.softmax(-1)
         # what the likelier ones hold together; 0 for the first, so one is always kept
         before = probs.cumsum(-1) - probs
-        probs = probs.masked_fill(before >= top_p, 0.0)
-        probs = probs / probs.sum(-1, keepdim=True)
-    return torch.zeros_like(probs).scatter(-1, order, probs)  # back to the order of the ids
+        kept = (before < top_p).sum(-1, keepdim=True)
+    least = ranked.gather(-1, kept - 1)  # the smallest score that is kept, and among equals the first ids
+    above, equal = logits > least, logits == least
+    room = kept - above.sum(-1, keepdim=True)
+    stays = above | equal & (equal.cumsum(-1) <= room)
+    return logits.masked_fill(~stays, -torch.inf).softmax(-1)
 
 # %% ../../nbs/18_generate.ipynb #check-sampling
 def check_sampling(temperature: float, top_k: int, top_p: float) -> None:
@@ -86,7 +91,7 @@ def context_start(
 
 # %% ../../nbs/18_generate.ipynb #reader
 class NextLogits:
-    """Scores for the next token of a growing text, (B, V) on the CPU.
+    """Scores for the next token of a growing text, (B, V) on the model's device.
 
     With a cache only what is new runs through the model; rows alike in the first pass run there as one.
     """
@@ -111,16 +116,18 @@ class NextLogits:
         ids: torch.Tensor,  # (B, n): all tokens so far; those given before are unchanged
         last: int = 1,  # how many columns at the end get scores; speculative decoding asks for several
     ) -> torch.Tensor:  # (B, V), for several columns (B, last, V)
-        ids = ids.to(self.weight.device)
         start = context_start(ids.shape[1], self.block_size)
         if not self.use_cache:
-            logits = self.model(ids[:, start:])[0][:, -last:]
+            logits = self._run(ids[:, start:], last)
         elif self.cache is None or start != self.begin:
             self.begin = start
             logits = self._prefill(ids[:, start:], last)
         else:
-            logits = self.model(ids[:, start + self.cache.length :], cache=self.cache)[0][:, -last:]
-        return logits.cpu() if last > 1 else logits[:, -1].cpu()
+            logits = self._run(ids[:, start + self.cache.length :], last)  # only what is new travels
+        return logits if last > 1 else logits[:, -1]
+
+    def _run(self, ids: torch.Tensor, last: int) -> torch.Tensor:
+        return self.model(ids.to(self.weight.device), cache=self.cache)[0][:, -last:]
 
     def _prefill(self, ids: torch.Tensor, last: int) -> torch.Tensor:
         "Begin a cache with (B, t) tokens. Rows that are alike run once, and each gets a copy."
@@ -128,8 +135,9 @@ class NextLogits:
         alike = len(distinct) < len(ids)
         first = distinct if alike else ids  # `unique` puts rows in another order
         self.cache = KVCache(self.cached, len(first), self.weight.device, self.weight.dtype)
-        logits = self.model(first, cache=self.cache)[0][:, -last:]
+        logits = self._run(first, last)
         if alike:
+            which = which.to(self.weight.device)
             self.keep(which)
             logits = logits[which]
         return logits
@@ -159,13 +167,15 @@ class Row:
     text: str = ""  # of the tokens, as `show_rows` puts it together
     finish: str = ""  # why it ended: "eot", "stop" or "length"; empty while it goes on
 
-    def next_token(self, choice: int | torch.Tensor) -> int:
-        "The next forced token, or the choice: a token, or probabilities (V,) to draw it from."
-        if len(self.new) < len(self.forced):
-            return self.forced[len(self.new)]
-        if isinstance(choice, int):
-            return choice
-        return torch.multinomial(choice, 1, generator=self.generator).item()
+    def next_forced(self) -> int | None:
+        "The token that must come next; None if any may."
+        return self.forced[len(self.new)] if len(self.new) < len(self.forced) else None
+
+    def uniform(self) -> torch.Tensor:
+        "The number that its next token is drawn with, (1,) float64. A forced token needs none: 0."
+        if self.next_forced() is not None:
+            return torch.zeros(1, dtype=torch.float64)
+        return torch.rand(1, dtype=torch.float64, generator=self.generator)
 
     def take(self, token: int, ends: set[int], max_new_tokens: int) -> None:
         "Add a token. One of `ends` is left out, and ends the row."
@@ -175,12 +185,6 @@ class Row:
         self.new.append(token)
         if len(self.new) == max_new_tokens:
             self.finish = "length"
-
-    def note(self, logprobs: torch.Tensor, top: int) -> None:
-        "Write down the log-probability of the last token, out of all (V,), and the `top` likeliest."
-        self.logprobs.append(logprobs[self.new[-1]].item())
-        values, ids = logprobs.topk(min(top, len(logprobs)))
-        self.top.append(dict(zip(ids.tolist(), values.tolist())))
 
 # %% ../../nbs/18_generate.ipynb #seeded-rows
 def seeded_rows(
@@ -216,16 +220,46 @@ def _generator(seed: int | None) -> torch.Generator:
     return generator
 
 # %% ../../nbs/18_generate.ipynb #choices
-def next_choices(
-    logits: torch.Tensor,  # (B, V)
+def draw_tokens(
+    probs: torch.Tensor,  # (..., V)
+    u: torch.Tensor,  # (...) float64 on the CPU: for each row a number from [0, 1), all equally likely
+) -> torch.Tensor:  # (...) int64, on the device of `probs`
+    "In each row the token on whose stretch u falls, when their probabilities lie end to end from 0 to 1."
+    kind = torch.float32 if probs.device.type == "mps" else torch.float64  # MPS has no float64
+    unit = torch.finfo(kind).eps
+    ends = (probs.to(kind) / unit).round().cumsum(-1)  # whole numbers: no sum is rounded, in whatever order
+    u = u.clamp(max=1 - unit / 2).to(kind).to(probs.device)  # 1 would be behind the last token
+    return torch.searchsorted(ends, u[..., None] * ends[..., -1:], right=True)[..., 0]
+
+
+def next_tokens(
+    logits: torch.Tensor,  # (B, V), on any device
+    rows: list[Row],  # whose next tokens they score
     temperature: float,
     top_k: int,
     top_p: float,
-) -> list[int] | torch.Tensor:
-    "For each row what `Row.next_token` takes: probabilities, or the likeliest token if nothing is drawn."
+) -> list[int]:
+    "The next token of each row: a forced one, the likeliest, or one that is drawn."
     if temperature == 0:  # nothing is drawn
-        return likeliest(logits).tolist()
-    return sampling_probs(logits, temperature, top_k, top_p)
+        tokens = likeliest(logits)
+    else:
+        u = torch.cat([row.uniform() for row in rows])
+        tokens = draw_tokens(sampling_probs(logits, temperature, top_k, top_p), u)
+    forced = [row.next_forced() for row in rows]
+    return [token if must is None else must for must, token in zip(forced, tokens.tolist())]
+
+
+def look_up(
+    logits: torch.Tensor,  # (B, V), on any device
+    tokens: list[int],  # of each row the one that came
+    top: int,  # how many of the likeliest
+) -> list[tuple[float, dict[int, float]]]:
+    "For each row (its token's log-probability, those of the `top` likeliest)."
+    logs = logits.float().log_softmax(-1)
+    own = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0]
+    values, ids = logs.topk(min(top, logs.shape[-1]))
+    likely = [dict(zip(*both)) for both in zip(ids.tolist(), values.tolist())]
+    return list(zip(own.tolist(), likely))
 
 # %% ../../nbs/18_generate.ipynb #decode
 @torch.no_grad()
@@ -258,15 +292,20 @@ def decode_rows(
         while going:
             n = min(len(row.prompt) + len(row.new) for row in going)  # the next column that a row fills
             logits = next_logits(ids[:, :n])
-            choices = next_choices(logits, temperature, top_k, top_p)
-            logs = None if logprobs is None else logits.float().log_softmax(-1)
-            for i, row in enumerate(going):
-                if len(row.prompt) > n:
-                    continue  # its prompt lasts
-                ids[i, n] = token = row.next_token(choices[i])
+            turn = [
+                i for i, row in enumerate(going) if len(row.prompt) <= n
+            ]  # of the others the prompt lasts
+            if len(turn) < len(going):
+                logits = logits[turn]
+            writing = [going[i] for i in turn]
+            tokens = next_tokens(logits, writing, temperature, top_k, top_p)
+            ids[turn, n] = torch.tensor(tokens)
+            found = repeat(None) if logprobs is None else look_up(logits, tokens, logprobs)
+            for row, token, looked_up in zip(writing, tokens, found):
                 row.take(token, ends, max_new_tokens)
-                if logs is not None and row.finish != "eot":
-                    row.note(logs[i], logprobs)
+                if looked_up and row.finish != "eot":
+                    row.logprobs.append(looked_up[0])
+                    row.top.append(looked_up[1])
                 yield row
             stay = [i for i, row in enumerate(going) if not row.finish]
             if len(stay) < len(going):

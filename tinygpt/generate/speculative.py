@@ -18,6 +18,7 @@ from tinygpt.generate.sample import (
     check_rows,
     check_sampling,
     context_start,
+    draw_tokens,
     sampling_probs,
 )
 from ..model import GPT
@@ -45,8 +46,8 @@ def verify(
     lacking = torch.where(lacking.sum(-1, keepdim=True) > 0, lacking, p)  # p = q except for rounding
     place = kept[..., None, None].expand(*kept.shape, 1, p.shape[-1])
     probs = lacking.gather(-2, place)[..., 0, :]  # (..., V)
-    token = torch.multinomial(probs.reshape(-1, p.shape[-1]), 1, generator=generator)
-    return kept, token.view(kept.shape)
+    u = torch.rand(kept.shape, dtype=torch.float64, generator=generator)
+    return kept, draw_tokens(probs / probs.sum(-1, keepdim=True), u)
 
 # %% ../../nbs/more/18_generate_speculative.ipynb #reader
 class Reader(NextLogits):
@@ -80,7 +81,7 @@ class Reader(NextLogits):
 @torch.no_grad()
 def speculative_tokens(
     model: GPT,
-    draft: GPT | Callable,  # another model with the same tokens; or ids (1, n) -> logits (1, V), on the CPU
+    draft: GPT | Callable,  # another model with the same tokens; or ids (1, n) -> logits (1, V)
     ids: torch.Tensor,  # (1, T) int64, T >= 1: the prompt
     max_new_tokens: int,
     k: int = 4,  # proposals per pass
@@ -109,9 +110,10 @@ def speculative_tokens(
             most -= 1
         text, q = ids, []
         for _ in range(most):
-            q.append(sampling_probs(draft(text), temperature, top_k, top_p))
-            text = torch.cat((text, torch.multinomial(q[-1], 1, generator=generator)), dim=1)
-        p = sampling_probs(target(text, most + 1).view(1, most + 1, -1), temperature, top_k, top_p)
+            q.append(sampling_probs(draft(text), temperature, top_k, top_p).cpu())
+            u = torch.rand(1, dtype=torch.float64, generator=generator)
+            text = torch.cat((text, draw_tokens(q[-1], u)[:, None]), dim=1)
+        p = sampling_probs(target(text, most + 1).view(1, most + 1, -1), temperature, top_k, top_p).cpu()
         q = torch.stack(q, dim=1) if q else p[:, :0]
         kept, token = verify(p, q, text[:, n:], generator)
         ids = torch.cat((text[:, : n + kept.item()], token[:, None]), dim=1)
