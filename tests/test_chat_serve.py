@@ -26,6 +26,7 @@ from tinygpt.chat.serve import (
 from tinygpt.chat.turns import Conversation
 from tinygpt.finetune.template import chat_tokenizer, render
 from tinygpt.generate.sample import decode_rows, seeded_rows
+from tinygpt.measure.speed import host_reads
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
@@ -119,6 +120,22 @@ def test_each_request_gets_what_it_would_get_alone(batch_size):
         assert "".join(piece for piece, _ in texts[i]) == request.row.text == TOK.decode(row.new)
         assert [finish for _, finish in texts[i]][-1] == row.finish
     assert sorted(engine.free) == list(range(batch_size)) and not engine.shown
+
+
+def test_requests_with_the_same_settings_draw_together():
+    "A round makes the host wait as often for six of them as for one, and once more for other settings."
+    model = make_model()
+
+    def reads(*temperatures):
+        engine = Engine(model, TOK, batch_size=8)
+        for i, temperature in enumerate(temperatures):
+            engine.submit(Request(asked(i)[0], 9, temperature=temperature))
+        engine.round()  # they enter, which costs each its own pass
+        return host_reads(engine.round)
+
+    alone = reads(0.8)
+    assert reads(*[0.8] * 6) == alone > 0
+    assert reads(*[0.8] * 3, *[0.7] * 3) > alone
 
 
 def test_a_client_that_leaves_frees_its_slot_and_the_next_one_gets_it():

@@ -214,6 +214,27 @@ def test_a_step_makes_the_host_wait_no_more_often_for_more_rows(model, how):
     assert host_reads(lambda: write(1)) == host_reads(lambda: write(9)) <= 6
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_seed_means_the_same_on_a_gpu():
+    generator = torch.Generator().manual_seed(3)
+    probs = torch.rand(64, 50257, generator=generator) ** 8
+    probs *= torch.rand(64, 50257, generator=generator) < 0.3
+    probs /= probs.sum(-1, keepdim=True)
+    u = torch.rand(64, dtype=torch.float64, generator=generator)
+    assert torch.equal(draw_tokens(probs.cuda(), u).cpu(), draw_tokens(probs, u))
+    texts, logprobs, prompts = [], [], [[1, 2, 3], [9], [1, 2, 3], [4] * 20]
+    for device in ("cpu", "cuda"):
+        rows = seeded_rows(prompts, seed=5, forced=[11])
+        model = opinionated(VARIANTS["llama"]).to(device)
+        for _ in decode_rows(model, rows, 30, 0.9, top_k=40, top_p=0.95, logprobs=2):
+            pass
+        texts.append([row.new for row in rows])
+        logprobs.append(torch.tensor([row.logprobs for row in rows]))
+    assert texts[0] == texts[1]
+    torch.testing.assert_close(*logprobs, atol=1e-3, rtol=0)
+
+
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_scores_that_are_not_finite_are_told_before_a_token_comes(temperature):
     model = opinionated(VARIANTS["gpt2"])

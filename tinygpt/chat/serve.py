@@ -14,7 +14,7 @@ import logging
 import socket
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -111,11 +111,12 @@ class Request:
     cancelled: bool = False  # set by whoever no longer wants the rest
     slot: int = -1
     logits: torch.Tensor | None = None  # (V,): scores for its next token
+    token: int = -1  # the next one
 
-    def choose(self) -> int:
-        "Its next token."
-        [token] = next_tokens(self.logits[None], [self.row], self.temperature, self.top_k, self.top_p)
-        return token
+    @property
+    def sampling(self) -> tuple[float, int, float]:
+        "Requests in which these are equal draw together."
+        return self.temperature, self.top_k, self.top_p
 
 # %% ../../nbs/more/25_chat_serve.ipynb #engine
 class Engine:
@@ -194,6 +195,11 @@ class Engine:
             with self.woken:
                 request = self.waiting.popleft()
             self._attempt([request], self._enter, request)
+        alike = defaultdict(list)
+        for request in self.going:
+            alike[request.sampling].append(request)
+        for sampling, requests in alike.items():
+            self._attempt(requests, self._draw, requests, sampling)
         for request in list(self.going):
             self._attempt([request], self._take, request)
         if self.going:
@@ -221,10 +227,16 @@ class Engine:
         self.shown[request] = show_rows(self.tokenizer, repeat(request.row), request.stop)
         request.logits = self.slots.read(request.slot, ids)
 
+    def _draw(self, requests: list[Request], sampling: tuple[float, int, float]) -> None:
+        logits = torch.stack([request.logits for request in requests])
+        tokens = next_tokens(logits, [request.row for request in requests], *sampling)
+        for request, token in zip(requests, tokens):
+            request.token = token
+
     def _take(self, request: Request) -> None:
-        "Draw the request's next token, and pass on the text that may be shown."
+        "Add the request's next token, and pass on the text that may be shown."
         row = request.row
-        row.take(request.choose(), self.ends, request.max_new_tokens)
+        row.take(request.token, self.ends, request.max_new_tokens)
         _, piece = next(self.shown[request])
         if row.finish:
             self._leave(request)

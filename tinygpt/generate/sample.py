@@ -292,10 +292,8 @@ def decode_rows(
         while going:
             n = min(len(row.prompt) + len(row.new) for row in going)  # the next column that a row fills
             logits = next_logits(ids[:, :n])
-            turn = [
-                i for i, row in enumerate(going) if len(row.prompt) <= n
-            ]  # of the others the prompt lasts
-            if len(turn) < len(going):
+            turn = [i for i, row in enumerate(going) if len(row.prompt) <= n]
+            if len(turn) < len(going):  # of the others the prompt lasts
                 logits = logits[turn]
             writing = [going[i] for i in turn]
             tokens = next_tokens(logits, writing, temperature, top_k, top_p)
