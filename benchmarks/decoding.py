@@ -82,11 +82,11 @@ class Decoding:
 
     def ids(self, tokens: int) -> torch.Tensor:
         "So many tokens for each row."
-        return torch.zeros(self.rows, tokens, dtype=torch.int64, device=self.cache.k.device)
+        return torch.zeros(self.rows, tokens, dtype=torch.int64, device=self.cache.last.device)
 
     def advance(self, tokens: int = 1):
         "One pass; the cache goes on, and begins again at its end."
-        if self.cache.length + tokens > self.cache.k.shape[3]:
+        if self.cache.length + tokens > self.cache.k[0].shape[2]:
             self.cache.length = self.behind
         self.run(self.ids(tokens), cache=self.cache)
 
@@ -167,7 +167,7 @@ def room_cost(turns: int) -> dict:
         ms = {
             name: spread(1e3 * v for v in column) for name, column in zip(("eager", "compiled"), zip(*pairs))
         }
-        out[str(room)] = dict(cache_bytes=eager.cache.k.nbytes + eager.cache.v.nbytes, ms=ms)
+        out[str(room)] = dict(cache_bytes=sum(t.nbytes for t in (*eager.cache.k, *eager.cache.v)), ms=ms)
         print("room", room, out[str(room)], flush=True)
     return out
 

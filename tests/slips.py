@@ -777,7 +777,7 @@ SLIPS = [
     Slip(
         "model",
         "KVCache.extend",
-        "return self.k[layer, :, :, :end], self.v[layer, :, :, :end]",
+        "return self.k[layer][:, :, :end], self.v[layer][:, :, :end]",
         "return k, v",
         "the cache is written and never read",
     ),
@@ -2224,7 +2224,7 @@ SLIPS = [
     Slip(
         "generate.sample",
         "NextLogits.keep",
-        "self.cache.v = self.cache.v[:, rows]",
+        "self.cache.v = [v[rows] for v in self.cache.v]",
         "pass",
         "values of rows that have left",
     ),

@@ -337,7 +337,7 @@ def test_with_a_mask_a_document_in_a_row_has_the_logits_that_it_has_alone():
 def test_the_cache_holds_key_heads_not_query_heads_and_says_when_it_is_full():
     config = CONFIGS["llama-gqa"]
     cache = KVCache(config, 3)
-    assert cache.k.shape == cache.v.shape == (2, 3, 2, 24, 8)
+    assert [t.shape for t in (*cache.k, *cache.v)] == 4 * [(3, 2, 24, 8)]
     model = make(config)
     with torch.no_grad():
         model(tokens(T=20), cache=cache)
@@ -934,5 +934,5 @@ def test_no_gradient_flows_through_the_cache():
     k = torch.randn(1, 2, 3, 4, requires_grad=True)
     for _ in range(2):
         held = cache.extend(0, k, 2 * k)
-        assert not any(t.requires_grad for t in (*held, cache.k, cache.v))
+        assert not any(t.requires_grad for t in (*held, *cache.k, *cache.v))
         cache.length += 3

@@ -151,16 +151,17 @@ class KVCache:
         device="cpu",
         dtype: torch.dtype = torch.float32,  # the model's
     ):
-        shape = (config.n_layer, batch_size, config.kv_heads, config.block_size, config.head_dim)
-        self.k = torch.zeros(shape, device=device, dtype=dtype)
-        self.v = torch.zeros(shape, device=device, dtype=dtype)
+        shape = (batch_size, config.kv_heads, config.block_size, config.head_dim)
+        # a tensor for each block: of one for all blocks, a compiled step would make a copy
+        self.k = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.n_layer)]
+        self.v = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.n_layer)]
         self.last = torch.zeros(batch_size, 2, dtype=torch.int64, device=device)  # for the n-gram tables
         self.length = 0  # tokens held; GPT.forward moves it on
         self.mask = None  # which keys each new token sees, (B, 1, T, length + T); None: all up to itself
 
     def places(self, T: int) -> torch.Tensor:
         "Where the next T tokens stand: (1, T), or (B, T) for rows of different lengths (chapter 25)."
-        return torch.arange(self.length, self.length + T, device=self.k.device)[None]
+        return torch.arange(self.length, self.length + T, device=self.last.device)[None]
 
     def extend(
         self,
@@ -170,9 +171,9 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:  # (B, n_kv_head, length + T, head_dim) each
         "Put a block's new keys and values behind the old ones and return all of them."
         end = self.length + k.shape[2]
-        self.k[layer, :, :, self.length : end] = k.detach()
-        self.v[layer, :, :, self.length : end] = v.detach()
-        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+        self.k[layer][:, :, self.length : end] = k.detach()
+        self.v[layer][:, :, self.length : end] = v.detach()
+        return self.k[layer][:, :, :end], self.v[layer][:, :, :end]
 
 # %% ../nbs/06_model.ipynb #attention-layer
 class Attention(nn.Module):
