@@ -136,63 +136,92 @@ def test_top_k_puts_no_more_than_k_in_order(monkeypatch):
 # draws
 
 
-def test_numbers_spread_evenly_draw_each_token_exactly_as_often_as_its_probability_says():
-    probs = torch.tensor([[0.0, 0.5, 0.125, 0.0, 0.375, 0.0], [0.0625, 0.0, 0.0, 0.0, 0.0, 0.9375]])
-    grid = (torch.arange(1600, dtype=torch.float64) + 0.5) / 1600
-    tokens = draw_tokens(probs[:, None].expand(2, 1600, 6), grid.expand(2, 1600))
-    counts = torch.stack([torch.bincount(row, minlength=6) for row in tokens])
-    assert torch.equal(counts, (1600 * probs).long())
+def chi_square(counts, probs):
+    "Sum of (observed - expected)² / expected, in standard deviations from its mean."
+    expected = counts.sum() * probs
+    found = ((counts - expected) ** 2 / expected).sum().item()
+    return (found - (len(probs) - 1)) / (2 * (len(probs) - 1)) ** 0.5
+
+
+def some_keys(n, seed=0):
+    return torch.randint(2**32, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [2, 6, 100])
+def test_tokens_come_as_often_as_their_probabilities_say(shape):
+    probs = (2 * torch.randn(shape, generator=torch.Generator().manual_seed(shape))).softmax(-1)
+    counts = torch.bincount(draw_tokens(probs.expand(200_000, -1), some_keys(200_000)), minlength=shape)
+    assert chi_square(counts, probs) < 4
+    assert chi_square(counts, probs.roll(1)) > 100
+    # neighboring keys, as a poor generator would give them
+    counts = torch.bincount(draw_tokens(probs.expand(200_000, -1), torch.arange(200_000)), minlength=shape)
+    assert chi_square(counts, probs) < 4
+
+
+def test_draws_of_two_keys_in_a_row_do_not_depend_on_each_other():
+    probs = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    drawn = draw_tokens(probs.expand(100_000, 2, 4), some_keys(200_000).view(-1, 2))
+    pairs = torch.bincount(4 * drawn[:, 0] + drawn[:, 1], minlength=16)
+    assert chi_square(pairs, (probs[:, None] * probs).flatten()) < 4
 
 
 def test_draws_follow_the_probabilities_and_top_k_is_not_discarded():
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     probs = sampling_probs(logits, temperature=0.7, top_k=3)
-    u = torch.rand(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    counts = torch.bincount(draw_tokens(probs.expand(100_000, 4), u), minlength=4)
-    expected = 100_000 * (logits[:3] / 0.7).softmax(-1)
-    assert counts[3] == 0
-    assert ((counts[:3] - expected) ** 2 / expected).sum() < 13.8  # above it in one case of 1000
+    counts = torch.bincount(draw_tokens(probs.expand(100_000, 4), some_keys(100_000)), minlength=4)
+    expected = (logits[:3] / 0.7).softmax(-1)
+    assert counts[3] == 0 and chi_square(counts[:3], expected) < 4
 
 
-LAST = 1 - 2**-53  # the largest number that torch.rand can give
+def scrambled(x):
+    "Wellons' lowbias32 in Python's own whole numbers."
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = ((x ^ x >> shift) * factor) % 2**32
+    return x ^ x >> 16
 
 
-def test_a_token_without_probability_never_comes_and_the_largest_number_draws_the_last_that_has_some():
-    generator = torch.Generator().manual_seed(1)
-    probs = torch.rand(50, 1000, generator=generator) ** 8 + 1e-6
-    probs *= torch.rand(50, 1000, generator=generator) < 0.3
-    probs[:, [0, 1, 998, 999]] = 0  # at both ends too
-    probs /= probs.sum(-1, keepdim=True)
+def unscrambled(x):
+    "The number that `scrambled` turns into x."
+    x ^= x >> 16
+    x = x * pow(0x846CA68B, -1, 2**32) % 2**32
+    x ^= x >> 15 ^ x >> 30
+    x = x * pow(0x7FEB352D, -1, 2**32) % 2**32
+    return x ^ x >> 16
+
+
+def test_the_race_is_that_of_waiting_times_in_pythons_whole_numbers():
+    probs = (2 * torch.randn(50, 40, generator=torch.Generator().manual_seed(4))).softmax(-1)
+    keys = some_keys(50)
+    for row, key, token in zip(probs.tolist(), keys.tolist(), draw_tokens(probs, keys).tolist()):
+        shares = [(scrambled(i * 0x9E3779B9 % 2**32 ^ key) + 0.5) / 2**32 for i in range(40)]
+        times = [-np.log1p(-share) / p for share, p in zip(shares, row)]
+        assert token == np.argmin(times)
+
+
+@pytest.mark.parametrize("extreme", [0, 1, 2**32 - 1])
+def test_a_token_without_probability_never_comes_even_if_the_key_is_extreme(extreme):
+    assert scrambled(unscrambled(extreme)) == extreme
+    for token in (0, 5, 9):
+        others = [i for i in range(10) if i != token]
+        for lucky in (token, others[0], others[-1]):
+            key = torch.tensor(unscrambled(extreme) ^ lucky * 0x9E3779B9 % 2**32)  # the extreme is this one's
+            assert draw_tokens(torch.eye(10)[token], key) == token
+    probs = torch.rand(10, 50, generator=torch.Generator().manual_seed(1)) ** 8
+    probs *= torch.rand(10, 50, generator=torch.Generator().manual_seed(2)) < 0.3
     for row in probs:
-        some = row.nonzero()[:, 0]
-        edges = row.double().cumsum(0)
-        edges = (edges / edges[-1]).clamp(max=LAST)
-        u = torch.cat([torch.tensor([0.0, LAST, 1.0], dtype=torch.float64), edges])
-        tokens = draw_tokens(row.expand(len(u), 1000), u)
-        assert (row[tokens] > 0).all()
-        assert tokens[:3].tolist() == [some[0], some[-1], some[-1]]
+        assert (row[draw_tokens(row.expand(5000, 50), some_keys(5000))] > 0).all()
 
 
-def test_the_order_in_which_a_device_adds_changes_no_draw(monkeypatch):
-    "A GPU adds in pieces; with rounded sums, a token without probability could then get a stretch."
+def test_a_rounding_of_the_scores_changes_no_draw_though_there_are_many_tokens():
+    "Where a cumulative sum is searched, it changes one draw in a hundred."
     generator = torch.Generator().manual_seed(2)
-    probs = torch.rand(64, 1024, generator=generator) ** 8
-    probs *= torch.rand(64, 1024, generator=generator) < 0.3
-    probs /= probs.sum(-1, keepdim=True)
-    u = torch.rand(64, dtype=torch.float64, generator=generator)
-    seen, plain = [], torch.Tensor.cumsum
-
-    def in_pieces(x, dim):
-        seen.append(x)
-        pieces = x.view(-1, 32, 32)
-        before = plain(pieces.sum(-1), -1) - pieces.sum(-1)
-        return (plain(pieces, -1) + before[..., None]).view_as(x)
-
-    tokens = draw_tokens(probs, u)
-    monkeypatch.setattr(torch.Tensor, "cumsum", in_pieces)
-    assert torch.equal(draw_tokens(probs, u), tokens)
-    assert torch.equal(in_pieces(seen[0], -1), plain(seen[0], -1))  # to the last bit
-    assert not torch.equal(in_pieces(probs.double(), -1), plain(probs.double(), -1))
+    scores = 3 * torch.randn(20_000, generator=generator)
+    nearly = scores + 1e-5 * torch.randn(20_000, generator=generator)
+    both = [draw_tokens(s.softmax(-1).expand(1000, -1), some_keys(1000)) for s in (scores, nearly)]
+    u = torch.rand(1000, dtype=torch.float64, generator=generator)
+    ends = [s.double().softmax(-1).cumsum(-1) for s in (scores, nearly)]
+    assert torch.equal(*both) and len(both[0].unique()) > 300
+    assert not torch.equal(*[torch.searchsorted(e, u) for e in ends])
 
 
 def test_a_row_uses_one_number_for_each_token_it_draws_and_none_for_one_that_is_given(model):
@@ -201,7 +230,8 @@ def test_a_row_uses_one_number_for_each_token_it_draws_and_none_for_one_that_is_
         pass
     for i, row in enumerate(rows):
         generator = torch.Generator().manual_seed(7 + i)
-        torch.rand(8, dtype=torch.float64, generator=generator)
+        for _ in range(8):
+            torch.randint(2**32, (1,), generator=generator)
         assert torch.equal(row.generator.get_state(), generator.get_state())
 
 
@@ -221,8 +251,7 @@ def test_a_seed_means_the_same_on_a_gpu():
     probs = torch.rand(64, 50257, generator=generator) ** 8
     probs *= torch.rand(64, 50257, generator=generator) < 0.3
     probs /= probs.sum(-1, keepdim=True)
-    u = torch.rand(64, dtype=torch.float64, generator=generator)
-    assert torch.equal(draw_tokens(probs.cuda(), u).cpu(), draw_tokens(probs, u))
+    assert torch.equal(draw_tokens(probs.cuda(), some_keys(64)).cpu(), draw_tokens(probs, some_keys(64)))
     texts, logprobs, prompts = [], [], [[1, 2, 3], [9], [1, 2, 3], [4] * 20]
     for device in ("cpu", "cuda"):
         rows = seeded_rows(prompts, seed=5, forced=[11])

@@ -171,11 +171,11 @@ class Row:
         "The token that must come next; None if any may."
         return self.forced[len(self.new)] if len(self.new) < len(self.forced) else None
 
-    def uniform(self) -> torch.Tensor:
-        "The number that its next token is drawn with, (1,) float64. A forced token needs none: 0."
+    def key(self) -> torch.Tensor:
+        "The random number that its next token is drawn with, (1,) int64. A forced token needs none: 0."
         if self.next_forced() is not None:
-            return torch.zeros(1, dtype=torch.float64)
-        return torch.rand(1, dtype=torch.float64, generator=self.generator)
+            return torch.zeros(1, dtype=torch.int64)
+        return torch.randint(2**32, (1,), generator=self.generator)
 
     def take(self, token: int, ends: set[int], max_new_tokens: int) -> None:
         "Add a token. One of `ends` is left out, and ends the row."
@@ -221,15 +221,19 @@ def _generator(seed: int | None) -> torch.Generator:
 
 # %% ../../nbs/18_generate.ipynb #choices
 def draw_tokens(
-    probs: torch.Tensor,  # (..., V)
-    u: torch.Tensor,  # (...) float64 on the CPU: for each row a number from [0, 1), all equally likely
+    probs: torch.Tensor,  # (..., V), on any device; they need not add up to 1
+    keys: torch.Tensor,  # (...) int64, for each row a random number below 2**32
 ) -> torch.Tensor:  # (...) int64, on the device of `probs`
-    "In each row the token on whose stretch u falls, when their probabilities lie end to end from 0 to 1."
-    kind = torch.float32 if probs.device.type == "mps" else torch.float64  # MPS has no float64
-    unit = torch.finfo(kind).eps
-    ends = (probs.to(kind) / unit).round().cumsum(-1)  # whole numbers: no sum is rounded, in whatever order
-    u = u.clamp(max=1 - unit / 2).to(kind).to(probs.device)  # 1 would be behind the last token
-    return torch.searchsorted(ends, u[..., None] * ends[..., -1:], right=True)[..., 0]
+    "In each row the token that wins a race: each arrives at random, at a rate that is its probability."
+    ids = torch.arange(probs.shape[-1], device=probs.device)
+    x = (ids * 0x9E3779B9 & 2**32 - 1) ^ keys.to(probs.device)[..., None]
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # Wellons (2018), lowbias32
+        x ^= x >> shift
+        x *= factor
+        x &= 2**32 - 1
+    x ^= x >> 16
+    u = x.float().add_(0.5).div_(2**32).clamp_(max=1 - 2**-24)  # never 1: nobody would arrive
+    return (probs / -torch.log1p(-u)).argmax(-1)
 
 
 def next_tokens(
@@ -243,8 +247,8 @@ def next_tokens(
     if temperature == 0:  # nothing is drawn
         tokens = likeliest(logits)
     else:
-        u = torch.cat([row.uniform() for row in rows])
-        tokens = draw_tokens(sampling_probs(logits, temperature, top_k, top_p), u)
+        keys = torch.cat([row.key() for row in rows])
+        tokens = draw_tokens(sampling_probs(logits, temperature, top_k, top_p), keys)
     forced = [row.next_forced() for row in rows]
     return [token if must is None else must for must, token in zip(forced, tokens.tolist())]
 

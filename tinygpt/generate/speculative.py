@@ -46,8 +46,7 @@ def verify(
     lacking = torch.where(lacking.sum(-1, keepdim=True) > 0, lacking, p)  # p = q except for rounding
     place = kept[..., None, None].expand(*kept.shape, 1, p.shape[-1])
     probs = lacking.gather(-2, place)[..., 0, :]  # (..., V)
-    u = torch.rand(kept.shape, dtype=torch.float64, generator=generator)
-    return kept, draw_tokens(probs / probs.sum(-1, keepdim=True), u)
+    return kept, draw_tokens(probs, torch.randint(2**32, kept.shape, generator=generator))
 
 # %% ../../nbs/more/18_generate_speculative.ipynb #reader
 class Reader(NextLogits):
@@ -111,8 +110,8 @@ def speculative_tokens(
         text, q = ids, []
         for _ in range(most):
             q.append(sampling_probs(draft(text), temperature, top_k, top_p).cpu())
-            u = torch.rand(1, dtype=torch.float64, generator=generator)
-            text = torch.cat((text, draw_tokens(q[-1], u)[:, None]), dim=1)
+            key = torch.randint(2**32, (1,), generator=generator)
+            text = torch.cat((text, draw_tokens(q[-1], key)[:, None]), dim=1)
         p = sampling_probs(target(text, most + 1).view(1, most + 1, -1), temperature, top_k, top_p).cpu()
         q = torch.stack(q, dim=1) if q else p[:, :0]
         kept, token = verify(p, q, text[:, n:], generator)
