@@ -10,9 +10,11 @@ The ways take turns, and a ratio is the median over the turns of a decode step's
 - int8: the linear layers of the blocks hold bytes and a scale for each output, made float32 in each call
 - int8, torch's kernel: the same bytes through torch._weight_int8pack_mm, in bfloat16
 - compiled: torch.compile of the model, with the cache, in float32 and with the int8 layers
+- compiled, one tensor: the same with a cache that holds all blocks' keys in one tensor, and all values in one
 
 Then the cost of one pass over 1 to 9 tokens: what speculative decoding pays for checking proposals. And the
-cost of a step of smaller models, as drafts. And what a compiled step costs as the room in the cache grows.
+cost of a step of smaller models, as drafts. And what a compiled step costs as
+the room in the cache grows, for both forms of the cache.
 """
 
 import argparse
@@ -68,13 +70,27 @@ def size_of(model: GPT) -> int:
     return sum(t.nbytes for t in model.state_dict().values())
 
 
+class OneTensor(KVCache):
+    "A cache as it is often written: the keys of all blocks are one tensor, and the values another one."
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.k, self.v = torch.stack(self.k), torch.stack(self.v)
+
+    def extend(self, layer, k, v):  # as in KVCache
+        end = self.length + k.shape[2]
+        self.k[layer, :, :, self.length : end] = k
+        self.v[layer, :, :, self.length : end] = v
+        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+
+
 class Decoding:
     "A model behind a filled cache, of which single passes can be timed."
 
-    def __init__(self, model: GPT, run=None, rows: int = 1, behind: int = BEHIND):
+    def __init__(self, model: GPT, run=None, rows: int = 1, behind: int = BEHIND, Cache=KVCache):
         self.run = model if run is None else run
         weight = model.wte.weight
-        self.cache = KVCache(model.config, rows, weight.device, weight.dtype)
+        self.cache = Cache(model.config, rows, weight.device, weight.dtype)
         self.rows = rows
         self.behind = behind
         self.seconds = []
@@ -82,11 +98,11 @@ class Decoding:
 
     def ids(self, tokens: int) -> torch.Tensor:
         "So many tokens for each row."
-        return torch.zeros(self.rows, tokens, dtype=torch.int64, device=self.cache.k.device)
+        return torch.zeros(self.rows, tokens, dtype=torch.int64, device=self.cache.last.device)
 
     def advance(self, tokens: int = 1):
         "One pass; the cache goes on, and begins again at its end."
-        if self.cache.length + tokens > self.cache.k.shape[3]:
+        if self.cache.length + tokens > self.cache.k[0].shape[2]:
             self.cache.length = self.behind
         self.run(self.ids(tokens), cache=self.cache)
 
@@ -106,6 +122,7 @@ def against_float32(model: GPT, rows: int, turns: int) -> dict:
         "int8": Decoding(int8, rows=rows),
         "int8, torch's kernel": Decoding(with_int8(copy.deepcopy(model).bfloat16(), kernel=True), rows=rows),
         "compiled": Decoding(model, torch.compile(model), rows),
+        "compiled, one tensor": Decoding(model, torch.compile(model), rows, Cache=OneTensor),
         "int8, compiled": Decoding(int8, torch.compile(int8), rows),
     }
     compiling = {}
@@ -154,20 +171,20 @@ def draft_cost(model: GPT, turns: int) -> dict:
 
 
 def room_cost(turns: int) -> dict:
-    "A compiled step against an eager one, by the room in the cache: is it the cache that is copied?"
+    "Steps by the room in the cache, eager and compiled: which cache is copied?"
     out = {}
     for room in (128, 512, 2048):
         torch._dynamo.reset()
         shape = SHAPE | dict(n_layer=2, n_head=4, n_embd=256, block_size=room)
         model = GPT(GPTConfig.gpt2(**shape)).eval()
         eager, compiled = Decoding(model, rows=4), Decoding(model, torch.compile(model), rows=4)
-        for _ in range(4):
-            compiled.step()
-        pairs = [(eager.step(), compiled.step()) for _ in range(3 * turns)]
-        ms = {
-            name: spread(1e3 * v for v in column) for name, column in zip(("eager", "compiled"), zip(*pairs))
-        }
-        out[str(room)] = dict(cache_bytes=eager.cache.k.nbytes + eager.cache.v.nbytes, ms=ms)
+        one = Decoding(model, torch.compile(model), rows=4, Cache=OneTensor)
+        ways = {"eager": eager, "compiled": compiled, "compiled, one tensor": one}
+        for way in 4 * [compiled, one]:
+            way.step()
+        found = [[way.step() for way in ways.values()] for _ in range(3 * turns)]
+        ms = {name: spread(1e3 * v for v in column) for name, column in zip(ways, zip(*found))}
+        out[str(room)] = dict(cache_bytes=sum(t.nbytes for t in (*eager.cache.k, *eager.cache.v)), ms=ms)
         print("room", room, out[str(room)], flush=True)
     return out
 

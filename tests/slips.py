@@ -777,7 +777,7 @@ SLIPS = [
     Slip(
         "model",
         "KVCache.extend",
-        "return self.k[layer, :, :, :end], self.v[layer, :, :, :end]",
+        "return self.k[layer][:, :, :end], self.v[layer][:, :, :end]",
         "return k, v",
         "the cache is written and never read",
     ),
@@ -870,8 +870,8 @@ SLIPS = [
     Slip(
         "model",
         "GPT.forward",
-        "torch.tanh(_wide(logits) / c.logit_softcap)",
-        "torch.tanh(logits)",
+        "torch.tanh(_wide(rows) / c.logit_softcap)",
+        "torch.tanh(rows)",
         "the cap is a factor only",
     ),
     Slip(
@@ -1509,16 +1509,37 @@ SLIPS = [
     Slip(
         "accumulate_memory",
         "_chunk",
-        "dz.masked_fill_(ignored[:, None], 0)",
-        "pass",
+        "z.copy_(dz.masked_fill_(ignored[:, None], 0))",
+        "z.copy_(dz)",
         "ignored targets have a gradient",
     ),
     Slip(
         "accumulate_memory",
         "_chunk",
-        "z[:, :V] = dz if slope is None else dz.mul_(slope)",
-        "z[:, :V] = dz",
+        "dz_at.masked_fill_(ignored, 0)",
+        "dz_at",
+        "ignored targets have a gradient in the first column",
+    ),
+    Slip(
+        "accumulate_memory",
+        "_chunk",
+        "dz.mul_(slope)",
+        "pass",
         "the slope of the cap is left out",
+    ),
+    Slip(
+        "accumulate_memory",
+        "_chunk",
+        "dz_at *= slope[at]",
+        "pass",
+        "the slope of the cap is left out at the target",
+    ),
+    Slip(
+        "accumulate_memory",
+        "_chunk",
+        "logits[:, V:] = -torch.inf",
+        "pass",
+        "the padding has a share of the probability",
     ),
     Slip(
         "accumulate_memory",
@@ -2203,7 +2224,7 @@ SLIPS = [
     Slip(
         "generate.sample",
         "NextLogits.keep",
-        "self.cache.v = self.cache.v[:, rows]",
+        "self.cache.v = [v[rows] for v in self.cache.v]",
         "pass",
         "values of rows that have left",
     ),

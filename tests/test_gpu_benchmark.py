@@ -19,7 +19,6 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import pytest
 import torch
-import torch.nn.functional as F
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -39,7 +38,6 @@ from gpu_pieces import (  # noqa: E402
 )
 from gpu_pieces import tests as test_piece  # noqa: E402
 
-from tinygpt import accumulate_memory  # noqa: E402
 from tinygpt.measure.speed import PEAKS  # noqa: E402
 from tinygpt.support import PALETTE, UserError, gpu_record  # noqa: E402
 
@@ -806,33 +804,22 @@ def test_the_page_on_a_step_sorts_kernels_by_the_records_words():
     assert list(ast.literal_eval(words.value).items()) == list(training.KINDS.items())
 
 
-@pytest.mark.parametrize("compute", [training.by_comparison, training.whole_by_comparison])
-def test_the_loss_by_comparison_has_torchs_losses_and_gradients(compute):
-    z = torch.randn(6, 40, dtype=torch.float64, requires_grad=True)  # 37 ids and 3 columns of padding
-    targets = torch.tensor([0, 36, -100, 5, 36, 1])
-    losses = F.cross_entropy(z[:, :37], targets, reduction="none")
-    losses.sum().backward()
-    found, dz = compute(z.detach(), targets, 37, 0.0, torch.float64, True)
-    torch.testing.assert_close(found, losses.detach(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(dz, z.grad, rtol=0, atol=1e-12)
-    ours = accumulate_memory._chunk(z.detach().clone(), targets, 37, 0.0, torch.float64, True)
-    torch.testing.assert_close((found, dz), ours, rtol=0, atol=1e-12)
+def test_the_cut_loss_is_the_models(setup):
+    step = training.Step(setup, 2, dtype="float32")
+    want = torch.autograd.grad(step.model(step.x, step.y)[1], list(step.model.parameters()))
+    found = torch.autograd.grad(
+        training.CutLoss(step.model)(step.x, step.y)[1], list(step.model.parameters())
+    )
+    torch.testing.assert_close(found, want)
 
 
-def test_a_step_with_the_loss_by_comparison_computes_it_so(setup, monkeypatch):
-    calls = []
-
-    def counted(*args):
-        calls.append(args[0].shape)
-        return training.by_comparison(*args)
-
-    weights = []
-    for how in (dict(), dict(chunk=counted)):
-        step = training.Step(setup, 2, dtype="float32", loss_chunk=40, **how)
-        step()
-        weights.append([p.detach() for p in step.model.parameters()])
-    assert len(calls) == 2 and accumulate_memory._chunk is not counted
-    torch.testing.assert_close(*weights)
+def test_the_narrow_stream_is_in_bfloat16_up_to_the_last_block(setup):
+    step, seen = training.Step(setup, 2, narrow=True), []
+    for block in step.model.h:
+        block.register_forward_hook(lambda module, args, out: seen.extend((args[0].dtype, out.dtype)))
+    step()
+    assert seen == [torch.bfloat16] * 2 * len(step.model.h)
+    assert {p.dtype for p in step.model.parameters()} == {torch.float32}
 
 
 def test_the_sheet_has_every_gpu_that_the_package_knows():

@@ -25,6 +25,7 @@ from tinygpt.model import (
     GPTConfig,
     KVCache,
     TokenEmbedding,
+    _hide_padding,
     apply_rope,
     make_norm,
     ngram_rows,
@@ -336,7 +337,7 @@ def test_with_a_mask_a_document_in_a_row_has_the_logits_that_it_has_alone():
 def test_the_cache_holds_key_heads_not_query_heads_and_says_when_it_is_full():
     config = CONFIGS["llama-gqa"]
     cache = KVCache(config, 3)
-    assert cache.k.shape == cache.v.shape == (2, 3, 2, 24, 8)
+    assert [t.shape for t in (*cache.k, *cache.v)] == 4 * [(3, 2, 24, 8)]
     model = make(config)
     with torch.no_grad():
         model(tokens(T=20), cache=cache)
@@ -360,6 +361,17 @@ def test_the_padding_of_the_vocabulary_is_never_seen(name):
             w[100:] = 1e4  # a loss or a sample that saw these rows would be another one
     after, loss_after = model(idx, targets)
     assert torch.equal(logits, after) and torch.equal(loss, loss_after)
+
+
+def test_hidden_padding_changes_neither_loss_nor_gradient():
+    "What a GPU does, where the product has columns of padding."
+    logits = torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([[0, 8, -100], [3, 3, 1]])
+    want = F.cross_entropy(logits[..., :9].flatten(0, 1), targets.flatten())
+    found = token_loss(_hide_padding(logits, 9), targets)
+    assert torch.equal(_hide_padding(logits, 12), logits) and abs(found - want) < 1e-12
+    both = [torch.autograd.grad(loss, logits)[0] for loss in (want, found)]
+    assert torch.allclose(*both, rtol=0, atol=1e-12) and not both[1][..., 9:].any()
 
 
 @pytest.mark.cuda
@@ -922,5 +934,5 @@ def test_no_gradient_flows_through_the_cache():
     k = torch.randn(1, 2, 3, 4, requires_grad=True)
     for _ in range(2):
         held = cache.extend(0, k, 2 * k)
-        assert not any(t.requires_grad for t in (*held, cache.k, cache.v))
+        assert not any(t.requires_grad for t in (*held, *cache.k, *cache.v))
         cache.length += 3

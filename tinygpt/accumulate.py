@@ -101,7 +101,7 @@ def clip_gradients(
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 # %% ../nbs/12_accumulate.ipynb #step-unless
-# in chapter 08, for its loss scaler ends in it too
+# in chapter 08, because its loss scaler uses it too
 from .precision import step_unless
 
 # %% ../nbs/12_accumulate.ipynb #train-step

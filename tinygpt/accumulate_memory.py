@@ -58,27 +58,32 @@ def _chunk(z, targets, V, softcap, wide, need_grad):
 
     z is (chunk, V or padded), and is overwritten.
     """
-    logits = z[:, :V].to(wide)  # no copy where z is wide already
+    logits = z.to(wide)  # no copy where z is wide already
     if softcap:
         logits = logits.div(softcap).tanh_().mul_(softcap)
     ignored = targets == -100
-    at = targets.masked_fill(ignored, 0)[:, None]
-    picked = logits.gather(1, at)
+    at = torch.arange(len(z), device=z.device), targets.masked_fill(ignored, 0)
+    picked = logits[at]
     # the slope of cap tanh(z / cap)
     slope = 1 - logits.div(softcap).square_() if softcap and need_grad else None
+    # whole rows are what a GPU reads fastest: the padding stays, with no share of the probability
+    logits[:, V:] = -torch.inf
     # log Σ exp(logits); the largest is taken out first, so that exp cannot overflow
     top = logits.amax(-1, keepdim=True)
     dz = logits.sub_(top).exp_()
     total = dz.sum(-1, keepdim=True)
-    losses = (total.log() + top - picked).masked_fill_(ignored[:, None], 0)[:, 0]
+    above = picked - top[:, 0]
+    losses = (total.log()[:, 0] - above).masked_fill_(ignored, 0)
     if not need_grad:
         return losses, None
-    # the gradient: softmax minus one at the target
+    # the gradient: softmax, less one at the target
     dz.div_(total)
-    dz.scatter_add_(1, at, dz.new_full((1, 1), -1.0).expand_as(at))
-    dz.masked_fill_(ignored[:, None], 0)
-    z[:, V:] = 0
-    z[:, :V] = dz if slope is None else dz.mul_(slope)
+    dz_at = above.exp() / total[:, 0] - 1
+    if softcap:
+        dz.mul_(slope)
+        dz_at *= slope[at]
+    z.copy_(dz.masked_fill_(ignored[:, None], 0))
+    z[at] = dz_at.masked_fill_(ignored, 0).to(z.dtype)
     return losses, z
 
 # %% ../nbs/more/12_accumulate_memory.ipynb #loss-function

@@ -227,7 +227,7 @@ class CompiledModel:
 
 # %% ../nbs/09_compile.ipynb #compile-model
 # FLOPs of a run from which on "auto" compiles; never on devices that are not named
-COMPILE_FROM = {"cpu": 1.5e13, "cuda": 2e16}
+COMPILE_FROM = {"cpu": 1.5e13, "cuda": 1.4e16}
 
 
 def _against_compiling(model: nn.Module, device: torch.device, tokens: int | None) -> str:

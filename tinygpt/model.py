@@ -151,16 +151,17 @@ class KVCache:
         device="cpu",
         dtype: torch.dtype = torch.float32,  # the model's
     ):
-        shape = (config.n_layer, batch_size, config.kv_heads, config.block_size, config.head_dim)
-        self.k = torch.zeros(shape, device=device, dtype=dtype)
-        self.v = torch.zeros(shape, device=device, dtype=dtype)
+        shape = (batch_size, config.kv_heads, config.block_size, config.head_dim)
+        # a tensor for each block: of one for all blocks, a compiled step would make a copy
+        self.k = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.n_layer)]
+        self.v = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.n_layer)]
         self.last = torch.zeros(batch_size, 2, dtype=torch.int64, device=device)  # for the n-gram tables
         self.length = 0  # tokens held; GPT.forward moves it on
         self.mask = None  # which keys each new token sees, (B, 1, T, length + T); None: all up to itself
 
     def places(self, T: int) -> torch.Tensor:
         "Where the next T tokens stand: (1, T), or (B, T) for rows of different lengths (chapter 25)."
-        return torch.arange(self.length, self.length + T, device=self.k.device)[None]
+        return torch.arange(self.length, self.length + T, device=self.last.device)[None]
 
     def extend(
         self,
@@ -170,9 +171,9 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:  # (B, n_kv_head, length + T, head_dim) each
         "Put a block's new keys and values behind the old ones and return all of them."
         end = self.length + k.shape[2]
-        self.k[layer, :, :, self.length : end] = k.detach()
-        self.v[layer, :, :, self.length : end] = v.detach()
-        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+        self.k[layer][:, :, self.length : end] = k.detach()
+        self.v[layer][:, :, self.length : end] = v.detach()
+        return self.k[layer][:, :, :end], self.v[layer][:, :, :end]
 
 # %% ../nbs/06_model.ipynb #attention-layer
 class Attention(nn.Module):
@@ -272,6 +273,13 @@ class Block(nn.Module):
 def _wide(x: torch.Tensor) -> torch.Tensor:
     "x in float32, or as it is in float64."
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _hide_padding(logits: torch.Tensor, V: int) -> torch.Tensor:
+    "With -inf where a column is no token's. (A GPU reads such whole rows faster than V columns of them.)"
+    if logits.shape[-1] == V:
+        return logits
+    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= V, -torch.inf)
 
 
 def token_loss(
@@ -444,17 +452,15 @@ class GPT(nn.Module):
         c, V = self.config, self.config.vocab_size
         x = self.features(idx, cache, mask)  # (B, T, C)
         head = (self.lm_head or self.wte).weight  # (padded V, C)
-        # the padding ends here: on a CPU before the product, on a GPU after it, whose tiles it fills
-        if x.device.type == "cpu":
-            logits = F.linear(x, head[:V])
-        else:
-            logits = F.linear(x, head)[..., :V]
+        # on a CPU the padding ends before the product; on a GPU it fills the product's tiles
+        rows = F.linear(x, head[:V] if x.device.type == "cpu" else head)
         if c.logit_softcap:
-            logits = c.logit_softcap * torch.tanh(_wide(logits) / c.logit_softcap)
+            rows = c.logit_softcap * torch.tanh(_wide(rows) / c.logit_softcap)
         if targets is None:
-            return logits, None
+            return rows[..., :V], None
         # detached: else a compiled backward (chapter 09) would add the logits' own gradient, all zeros
-        return logits.detach(), token_loss(logits, targets, reduction)
+        logits = rows[..., :V].detach()
+        return logits, token_loss(_hide_padding(rows, V), targets, reduction)
 
     def num_params(
         self,

@@ -16,7 +16,6 @@ from gpu_pieces.peers import build_nanogpt_step, nanogpt_step
 from gpu_pieces.record import told
 from gpu_pieces.training import (
     Step,
-    by_comparison,
     clocked,
     count_syncs,
     gpt2_config,
@@ -24,7 +23,6 @@ from gpu_pieces.training import (
     rows_that_fit,
     speed,
     trace,
-    whole_by_comparison,
 )
 from tinygpt.measure.memory import largest_batch, predict_memory
 from tinygpt.measure.speed import host_reads
@@ -43,16 +41,11 @@ LADDER = [  # (name, what it changes in the step before it)
 # what is tried on top of the last, each by itself
 BRANCHES = [
     ("Muon", dict(optimizer="muon")),
-    ("whole rows in the loss", dict(whole_rows=True)),
+    ("loss of cut rows", dict(cut_loss=True)),
     ("loss in chunks", dict(loss_chunk=8192)),
-    ("chunks by comparison", dict(loss_chunk=8192, chunk=by_comparison)),
-    ("chunks of whole rows", dict(loss_chunk=8192, chunk=whole_by_comparison)),
     ("no biases, as nanoGPT", dict(bias=False)),
     ("stream in bfloat16", dict(narrow=True)),
-    (
-        "all that helps",
-        dict(loss_chunk=8192, chunk=whole_by_comparison, bias=False, narrow=True),
-    ),
+    ("all that helps", dict(loss_chunk=8192, bias=False, narrow=True)),
     ("activations computed again", dict(checkpoint=True)),
     ("both, for memory", dict(loss_chunk=8192, checkpoint=True)),
     ("CUDA graphs", dict(compile="reduce-overhead")),

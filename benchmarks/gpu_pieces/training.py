@@ -13,15 +13,12 @@ import warnings
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
-from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch.autograd import DeviceType
 
 from gpu_pieces.alone import alone, with_others
 from gpu_pieces.record import Later, one_line
-from tinygpt import accumulate_memory
 from tinygpt.accumulate import train_step
 from tinygpt.accumulate_memory import checkpoint_blocks
 from tinygpt.checkpoint import checkpoints
@@ -81,10 +78,11 @@ def stream_in_bfloat16(model: GPT) -> GPT:
     return model
 
 
-class WholeRows(torch.nn.Module):
-    """The model with a loss that reads whole rows of logits, of a multiple of 128, the padding as -inf.
+class CutLoss(torch.nn.Module):
+    """The model with a loss of V columns of the logits, not of whole rows with the padding as -inf.
 
-    A compiled loss of 50,257 columns reads and writes two bytes at a time, and divides to find its place.
+    Rows of 50,257 begin anywhere: a compiled loss reads and writes two bytes of them at a time, and divides
+    to find its place.
     """
 
     def __init__(self, model: GPT):
@@ -92,35 +90,8 @@ class WholeRows(torch.nn.Module):
         self.model, self.config = model, model.config
 
     def forward(self, idx, targets, reduction="mean"):
-        features = self.model.features(idx)
-        logits = F.linear(features, (self.model.lm_head or self.model.wte).weight)
-        padding = torch.arange(logits.shape[-1], device=logits.device) >= self.config.vocab_size
-        return None, token_loss(logits.masked_fill(padding, float("-inf")), targets, reduction)
-
-
-def by_comparison(z, targets, V, softcap, wide, need_grad, whole=False):
-    """`accumulate_memory._chunk` with a one-hot that is a comparison, and with nothing overwritten.
-
-    A compiler makes no kernel of its own for it, as it does for scatter_add_. With `whole` all columns are
-    read, the padding as -inf.
-    """
-    assert not softcap, "GPT-2 has none"
-    columns = torch.arange(z.shape[1] if whole else V, device=z.device)
-    logits = z.to(wide).masked_fill(columns >= V, float("-inf")) if whole else z[:, :V].to(wide)
-    hit = columns == targets[:, None]  # nowhere for -100
-    top = logits.amax(-1, keepdim=True)
-    powers = (logits - top).exp()
-    total = powers.sum(-1, keepdim=True)
-    picked = logits.masked_fill(~hit, 0).sum(-1, keepdim=True)
-    ignored = (targets == -100)[:, None]
-    losses = (total.log() + top - picked).masked_fill(ignored, 0)[:, 0]
-    dz = (powers / total - hit.to(wide)).masked_fill(ignored, 0).to(z.dtype)
-    return losses, F.pad(dz, (0, z.shape[1] - dz.shape[1])) if need_grad else None
-
-
-def whole_by_comparison(*args):
-    "The same with whole rows."
-    return by_comparison(*args, whole=True)
+        logits = self.model(idx)[0]
+        return None, token_loss(logits, targets, reduction)
 
 
 def refuse(said: str):
@@ -146,10 +117,9 @@ class Step:
         padded: bool = True,
         compile: str = "off",  # or "on", "reduce-overhead", "max-autotune"
         loss_chunk: int = 0,
-        chunk=accumulate_memory._chunk,  # what computes the loss of one
         checkpoint: bool = False,
         bias: bool = True,
-        whole_rows: bool = False,  # in the loss, padding too: see `WholeRows`
+        cut_loss: bool = False,  # see `CutLoss`
         narrow: bool = False,  # see `stream_in_bfloat16`
         world: World | None = None,  # None: alone
         parallel: str = "auto",
@@ -159,7 +129,6 @@ class Step:
         device = str(world.device)
         self.config, self.rows, self.device = replace(gpt2_config(setup), bias=bias), rows, setup.device
         self.policy, self.tf32, self.compiled = choose_policy(device, dtype), tf32, compile != "off"
-        self.chunk = patch.object(accumulate_memory, "_chunk", chunk)
         torch.manual_seed(0)
         self.model = GPT(self.config).to(device)
         if not padded:
@@ -175,7 +144,7 @@ class Step:
         config.system = replace(config.system, device=device, dtype=dtype)
         way.make_optimizer(config)
         self.optimizer = way.optimizer
-        module = WholeRows(self.model) if whole_rows else way.module
+        module = CutLoss(self.model) if cut_loss else way.module
         self.module, said = compile_model(module, compile, None, refuse, setup.backend)
         if self.compiled and not isinstance(self.module, CompiledModel):
             refuse(said)
@@ -195,19 +164,18 @@ class Step:
 
     def __call__(self) -> torch.Tensor:
         self.set_precision()
-        with self.chunk:
-            loss, _ = train_step(
-                self.module,
-                self.optimizer,
-                self.x,
-                self.y,
-                total=self.way.share_of_targets(self.y),
-                autocast=self.policy.autocast,
-                no_sync=self.way.no_sync,
-                clip=1.0,
-                clip_fn=self.way.clip,
-                scaler=self.scaler,
-            )
+        loss, _ = train_step(
+            self.module,
+            self.optimizer,
+            self.x,
+            self.y,
+            total=self.way.share_of_targets(self.y),
+            autocast=self.policy.autocast,
+            no_sync=self.way.no_sync,
+            clip=1.0,
+            clip_fn=self.way.clip,
+            scaler=self.scaler,
+        )
         return loss
 
 

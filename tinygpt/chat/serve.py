@@ -48,10 +48,10 @@ class Slots(KVCache):
 
     def extend(self, layer, k, v):  # as in KVCache
         "Put a block's new keys and values into this step's slots. Returns everything these slots hold."
-        self.k[layer, self.rows, :, self.at] = k.transpose(1, 2)  # (B, T, n_kv_head, head_dim)
-        self.v[layer, self.rows, :, self.at] = v.transpose(1, 2)
+        self.k[layer][self.rows, :, self.at] = k.transpose(1, 2)  # (B, T, n_kv_head, head_dim)
+        self.v[layer][self.rows, :, self.at] = v.transpose(1, 2)
         rows, S = self.rows[:, 0], self.mask.shape[-1]
-        return self.k[layer, rows, :, :S], self.v[layer, rows, :, :S]
+        return self.k[layer][rows, :, :S], self.v[layer][rows, :, :S]
 
     @torch.no_grad()
     def step(
@@ -60,7 +60,7 @@ class Slots(KVCache):
         tokens: list[list[int]],  # what each slot reads, the same number for all
     ) -> torch.Tensor:  # (B, V), on the model's device
         "Read tokens into each slot, in one pass. Returns the scores for the next tokens."
-        device = self.k.device
+        device = self.last.device
         idx = torch.tensor(tokens, device=device)  # (B, T)
         T = idx.shape[1]
         begin = torch.tensor([[len(self.ids[slot])] for slot in slots], device=device)  # (B, 1)

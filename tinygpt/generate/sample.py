@@ -149,8 +149,8 @@ class NextLogits:
         "Go on with these rows only, in this order."
         if self.cache is not None:
             rows = rows.to(self.weight.device)
-            self.cache.k = self.cache.k[:, rows]
-            self.cache.v = self.cache.v[:, rows]
+            self.cache.k = [k[rows] for k in self.cache.k]
+            self.cache.v = [v[rows] for v in self.cache.v]
             self.cache.last = self.cache.last[rows]  # the last two ids, for n-gram tables (chapter 06)
 
 # %% ../../nbs/18_generate.ipynb #row

@@ -174,8 +174,8 @@ class SystemConfig:
     """Keep only each block's input for the backward pass and compute the rest again:
     much less memory, a fifth more FLOPs (up to a third in very long rows)."""
     loss_chunk: int = 0
-    """Compute logits and loss for so many tokens at a time: less memory where the vocabulary is large.
-    0: all at once."""
+    """Compute logits and loss for so many tokens at a time: less memory where the vocabulary is large,
+    and less time where a GPU's step is compiled (chapter 07). 0: all at once."""
     parallel: Literal["auto", "ddp", "zero", "fsdp"] = "auto"
     """Under torchrun. ddp (auto): all state on every process.
     zero: gradients and optimizer state spread (ZeRO-2; with micro-steps the gradients only at
