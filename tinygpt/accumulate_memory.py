@@ -65,7 +65,7 @@ def _chunk(z, targets, V, softcap, wide, need_grad):
     ids = targets.masked_fill(ignored, 0)
     # the slope of cap tanh(z / cap)
     slope = 1 - logits.div(softcap).square_() if softcap and need_grad else None
-    # whole rows were faster on a GPU: the padding stays, with no share of the probability
+    # whole rows, as in the loss of the model: the padding stays, with no share of the probability
     logits[:, V:] = -torch.inf
     # gather refuses an id below 0; an index would count it from the end
     picked = logits.gather(1, ids[:, None])[:, 0]
