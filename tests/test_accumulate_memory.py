@@ -445,6 +445,28 @@ def test_padding_columns_get_no_gradient_where_the_product_has_them(cap):
     assert (dz[:, :9] - torch.autograd.grad(oracle, real)[0]).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("target", [-1, -20, 20, 23])  # -1 is what nanoGPT does not count
+def test_a_target_that_is_no_id_is_refused_as_torch_refuses_it(target):
+    x, w, t = inputs()
+    t[3] = target
+    with pytest.raises(IndexError):
+        oracle(x, w, t, 20, 0.0, "mean")
+    for reduction in ("mean", "none"):
+        with pytest.raises((IndexError, RuntimeError)):
+            chunked_cross_entropy(x, w, t, 20, reduction=reduction, chunk=4)
+
+
+@pytest.mark.parametrize("cap", [0.0, 3.0])
+def test_a_target_in_the_padding_has_no_finite_loss_where_the_product_has_it(cap):
+    z = torch.randn(3, 12, dtype=torch.float64)
+    t = torch.tensor([0, 10, 8])
+    hidden = capped(z, cap).masked_fill(torch.arange(12) >= 9, -torch.inf)
+    want = F.cross_entropy(hidden, t, reduction="none")
+    assert want[1] == torch.inf
+    losses, _ = _chunk(z, t, 9, cap, torch.float64, True)
+    torch.testing.assert_close(losses, want)
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_the_wrapper_is_in_the_models_mode_and_leaves_it_there(mode):
     model = make().train(mode)

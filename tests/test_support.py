@@ -630,6 +630,17 @@ def test_a_gpu_record_is_a_table_under_its_machine_with_the_errors_of_what_faile
     assert capsys.readouterr().out.splitlines()[3:] == ["memory", "more rows  OutOfMemoryError: 90 GiB"]
 
 
+def test_a_gpu_record_marks_the_rows_that_an_earlier_command_measured(tmp_path, capsys):
+    rows = [dict(case="new", ms=1.0), dict(code="1a7d5f9341a0", case="old", ms=2.0)]
+    about = dict(machine="H100", command="python benchmarks/gpu.py step", date="2026-11-23", rows=rows)
+    (tmp_path / "gpu_step.json").write_text(json.dumps(about))
+    gpu_record(tmp_path / "gpu_step.json", {"": "case", "ms": "ms"})
+    kept = "* measured earlier, with the code of then"
+    assert capsys.readouterr().out.splitlines()[2:] == ["       ms", "new     1", "old *   2", kept]
+    gpu_record(tmp_path / "gpu_step.json", {"": "case", "ms": "ms"}, {"case": "new"})
+    assert kept not in capsys.readouterr().out
+
+
 TRAINS = """
 import sys
 from tinygpt.run.command import parse_arguments

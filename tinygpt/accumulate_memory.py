@@ -62,12 +62,13 @@ def _chunk(z, targets, V, softcap, wide, need_grad):
     if softcap:
         logits = logits.div(softcap).tanh_().mul_(softcap)
     ignored = targets == -100
-    at = torch.arange(len(z), device=z.device), targets.masked_fill(ignored, 0)
-    picked = logits[at]
+    ids = targets.masked_fill(ignored, 0)
     # the slope of cap tanh(z / cap)
     slope = 1 - logits.div(softcap).square_() if softcap and need_grad else None
-    # whole rows are what a GPU reads fastest: the padding stays, with no share of the probability
+    # whole rows, as in the loss of the model: the padding stays, with no share of the probability
     logits[:, V:] = -torch.inf
+    # gather refuses an id below 0; an index would count it from the end
+    picked = logits.gather(1, ids[:, None])[:, 0]
     # log Σ exp(logits); the largest is taken out first, so that exp cannot overflow
     top = logits.amax(-1, keepdim=True)
     dz = logits.sub_(top).exp_()
@@ -77,6 +78,7 @@ def _chunk(z, targets, V, softcap, wide, need_grad):
     if not need_grad:
         return losses, None
     # the gradient: softmax, less one at the target
+    at = torch.arange(len(z), device=z.device), ids
     dz.div_(total)
     dz_at = above.exp() / total[:, 0] - 1
     if softcap:
@@ -156,7 +158,8 @@ def chunked_cross_entropy(
     """Cross-entropy of x @ weight.T without ever holding all logits, for the usual number of FLOPs.
 
     The idea is from Liger's fused loss, https://arxiv.org/abs/2410.10989. Differentiable once. UserError for
-    shapes or settings that do not fit.
+    shapes or settings that do not fit. A target that is no id is an error of torch's; one in the padding is
+    so on a CPU, and has an infinite loss on a GPU.
     """
     V = len(weight) if vocab_size is None else vocab_size
     if x.shape[:-1] != targets.shape:

@@ -276,7 +276,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def _hide_padding(logits: torch.Tensor, V: int) -> torch.Tensor:
-    "With -inf where a column is no token's. (A GPU reads such whole rows faster than V columns of them.)"
+    "With -inf where a column is no token's. (Compiled, a loss of such whole rows was faster on a GPU.)"
     if logits.shape[-1] == V:
         return logits
     return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= V, -torch.inf)
@@ -447,7 +447,8 @@ class GPT(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits (B, T, vocab_size), in float32 where capped, and the loss where there are targets.
 
-        The gradient comes through the loss then, and not through the logits.
+        The gradient comes through the loss then, and not through the logits. A target that is no id is an
+        error of torch's; one in the padding is so on a CPU, and has an infinite loss on a GPU.
         """
         c, V = self.config, self.config.vocab_size
         x = self.features(idx, cache, mask)  # (B, T, C)

@@ -403,7 +403,8 @@ def gpu_record(
 ) -> list[dict]:
     """Print what was measured on a GPU as a table, with machine and command; return all rows of the record.
 
-    If nothing was measured, it says so in one line and returns none. A row that failed shows its error.
+    If nothing was measured, it says so in one line and returns none. A row that failed shows its error, one
+    that was measured before the rest has a star.
     """
     path = Path(path)
     if not path.exists():
@@ -419,12 +420,15 @@ def gpu_record(
     table = [list(columns), *([_cell(row.get(key)) for key in columns.values()] for row in rows)]
     for cells, row in zip(table[1:], rows):
         cells[0] = row["case"] if cells[0] == "-" else cells[0]
+        cells[0] += " *" if "code" in row else ""  # kept from another state of the code
     widths = [max(map(len, column)) for column in zip(*table)]
     print(f"{record['machine']}\n{record['command']}, {record['date']}")
     for cells, row in zip(table, [{}, *rows]):
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths)]
         aligned[0] = cells[0].ljust(widths[0])  # the first column is text
         print("  ".join([*aligned, row.get("error", "")]).rstrip())
+    if any("code" in row for row in rows):
+        print("* measured earlier, with the code of then")
     return record["rows"]
 
 # %% ../nbs/more/00_support.ipynb #exercise
