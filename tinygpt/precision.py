@@ -58,7 +58,7 @@ def auto_dtype(
     if kind == "cuda":
         return torch.float16, "this GPU has no bfloat16; float16's small gradients need a loss scaler"
     if kind == "mps":
-        return torch.float32, "on Apple's GPU short formats gain little and are less tested"
+        return torch.float32, "on Apple's GPU short formats were not measured"
     if bf16:
         return torch.bfloat16, "this CPU multiplies bfloat16, in about half the time of float32"
     return torch.float32, "on a CPU short formats are taken only where they were measured to be faster"
@@ -278,8 +278,8 @@ class LossScaler:
     def step(self, optimizer: torch.optim.Optimizer):
         """`optimizer.step()`, left out if a gradient is inf or nan. Unscales if need be.
 
-        It looks at all gradients unscaled since the last update, of any optimizer: a model with
-        several optimizers steps as a whole or not at all.
+        It looks at all gradients unscaled since the last update, of any optimizer. Unscale all
+        optimizers before the first steps, and they step together or not at all.
         """
         if not self.enabled:
             return optimizer.step()
