@@ -135,7 +135,7 @@ def evaluate(
 ) -> Score:
     """The model's score on `tokens`, over fixed rows of its block size.
 
-    Two calls give the same number, on any number of processes.
+    All processes get the same number. How many there are changes it at most by rounding.
     """
     rows = eval_rows(tokens, model.config.block_size, max_tokens)
     return total_score(score_rows(model, tokens, token_bytes, rows, batch_size, autocast, rank, world_size))
