@@ -138,7 +138,7 @@ def decode_steps(setup, rows: int) -> list[dict]:
 def whole_texts(setup, rows: int) -> list[dict]:
     "Tokens a second from the prompt to the last token, with sampling: ours and transformers'."
     config = gpt2_config(setup)
-    new = setup.pick(200 if rows == 1 else 50, 4)  # our draws of many rows take long: they are the CPU's
+    new = setup.pick(200 if rows == 1 else 50, 4)
     prompt = list(range(1, 1 + setup.pick(64, 4)))
     ours = GPT(config).to(setup.device).eval().bfloat16()
 
