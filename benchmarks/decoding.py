@@ -13,8 +13,8 @@ The ways take turns, and a ratio is the median over the turns of a decode step's
 - compiled, one tensor: the same with a cache that holds all blocks' keys in one tensor, and all values in one
 
 Then the cost of one pass over 1 to 9 tokens: what speculative decoding pays for checking proposals. And the
-cost of a step of smaller models, as drafts. And what a compiled step costs as
-the room in the cache grows, for both forms of the cache.
+cost of a step of smaller models, as drafts. And what a compiled step costs as the room in the cache grows,
+for both forms of the cache.
 """
 
 import argparse
@@ -76,12 +76,6 @@ class OneTensor(KVCache):
     def __init__(self, *args):
         super().__init__(*args)
         self.k, self.v = torch.stack(self.k), torch.stack(self.v)
-
-    def extend(self, layer, k, v):  # as in KVCache
-        end = self.length + k.shape[2]
-        self.k[layer, :, :, self.length : end] = k
-        self.v[layer, :, :, self.length : end] = v
-        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
 
 
 class Decoding:
