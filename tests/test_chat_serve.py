@@ -436,7 +436,7 @@ def test_a_body_that_never_comes_does_not_hold_up_the_end_of_the_server(engine):
         scope = dict(type="http", method="POST", path=CHAT, headers=headers, query_string=b"")
         scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}}
         task = asyncio.create_task(make_app(engine, "tiny", ("localhost",))(scope, receive, send))
-        await asked.wait()
+        await asyncio.wait_for(asked.wait(), 60)  # without an end, if the body is not read
         task.cancel()
         await task
 
