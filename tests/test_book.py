@@ -475,3 +475,14 @@ def test_a_run_remembers_the_pages_that_ran_well(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["book.py", "run", "--changed", good.name, bad.name])
     book.main()
     assert asked == [bad]
+
+
+@pytest.mark.parametrize(
+    "cell", ["import time; time.sleep(60)", "import os; os._exit(1)", "1 / 0"], ids=["endless", "dead", "wrong"]
+)
+def test_a_page_that_fails_in_any_way_is_named_and_ends_no_other(monkeypatch, tmp_path, cell):
+    page = tmp_path / "page.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), page)
+    monkeypatch.setattr(book, "LONGEST_CELL", 3)
+    problems, line = book.execute(page, write=False)
+    assert problems and "page.ipynb" in line and "FAILED" in line

@@ -44,6 +44,7 @@ from ran import has_changed, remember, state_of
 
 BIN = Path(sys.executable).parent
 LONGEST_FUNCTION = 60
+LONGEST_CELL = 600  # seconds, on a machine that may be busy
 UNSAID = 60  # seconds of a page that does not say its own: the index
 IMAGES = "nbs/images"  # where README.md finds its pictures
 
@@ -216,7 +217,7 @@ def exercise_problems(nb):
 def execute(path, write: bool, kernel: str = "") -> tuple[list[str], str]:
     "Execute one chapter in a fresh kernel: (what is wrong with it, the line to print)."
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
+    from nbclient.exceptions import CellControlSignal, DeadKernelError
 
     nb, start = nbformat.read(path, as_version=4), time.time()
     if not write:
@@ -225,13 +226,13 @@ def execute(path, write: bool, kernel: str = "") -> tuple[list[str], str]:
         # the kernel starts in nbs/, as it does in JupyterLab; the package is the installed one
         NotebookClient(
             nb,
-            timeout=600,
+            timeout=LONGEST_CELL,
             coalesce_streams=True,
             kernel_name=kernel,  # empty: the notebook's own
             extra_arguments=["--log-level=ERROR"],  # else each kernel warns of its own sockets
             resources={"metadata": {"path": str(path.parent)}},
         ).execute()
-    except CellExecutionError as error:
+    except (CellControlSignal, DeadKernelError) as error:  # an error, a cell without end, a kernel that died
         return [str(error)], f"{path.name:28s} FAILED"
     seconds = time.time() - start
     line = f"{path.name:28s} {seconds:6.1f} s"
