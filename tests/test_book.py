@@ -478,7 +478,9 @@ def test_a_run_remembers_the_pages_that_ran_well(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "cell", ["import time; time.sleep(60)", "import os; os._exit(1)", "1 / 0"], ids=["endless", "dead", "wrong"]
+    "cell",
+    ["import time; time.sleep(60)", "import os; os._exit(1)", "1 / 0"],
+    ids=["endless", "dead", "wrong"],
 )
 def test_a_page_that_fails_in_any_way_is_named_and_ends_no_other(monkeypatch, tmp_path, cell):
     page = tmp_path / "page.ipynb"

@@ -1,0 +1,208 @@
+"""Does a warm-up pay, and how should the learning rate come down? Asked of a GPT that has learned to read.
+
+    python benchmarks/schedules.py            # prints; about half an hour of one core that is idle
+    python benchmarks/schedules.py --save     # and adds its runs to results/schedules.json
+    python benchmarks/schedules.py --save --rows "line 80 to 0" "constant"    # these ways only
+    python benchmarks/schedules.py --show     # the table of what the record holds
+
+The GPT is chapter 10's: two blocks in Llama's form, 64 wide, on characters of the State of the Union
+addresses, rows of 64, batches of 4; AdamW, clipped at 1. It is trained for 1,200 steps. A table of pairs, the
+best that a model can do which sees one character only, has a loss of 2.379 on the held-out text: a run that
+does not end far below it has not begun to read, and says little about schedules.
+
+A way has a warm-up of 5 % of the run, or none; a place where the way down begins (in % of the run; 5 is
+right after the warm-up); a shape, a straight line or half a cosine; and the part of the rate where it ends.
+Ways with the same warm-up, rate and seed share the steps before they come down.
+
+Each way is tuned alone: three rates a factor of the square root of 2 apart, and the next one beyond while the
+best is at an edge; seeds 100 to 102. At the rate with the lowest mean, eight other seeds compare, from 200
+on, paired by seed; intervals are 95 %, by Student's t.
+
+Written before the first run. Known: two runs of another seed ("line 5 to 0", 0.004: 1.784, 0.008: 1.799), and
+what chapter 11 found on a GPT-2 with learned positions, whose runs ended near the table of pairs.
+
+1. Coming down pays: "line 80 to 0.1" ends below "constant".
+2. All the way down is better: "line 80 to 0" ends below "line 80 to 0.1".
+3. Late is better: "line 5 to 0" ends above "line 80 to 0". (Bergsma et al. 2025 find the opposite.)
+4. The usual cosine costs: "cosine 5 to 0.1" ends above "line 80 to 0.1".
+5. The shape hardly counts: "cosine 5 to 0" and "line 5 to 0" differ by less than 0.01.
+6. The laptop's way (0.6 of the run down) is as good as a short one: "line 40 to 0" and "line 80 to 0" differ
+   by less than 0.01.
+7. A warm-up gains: "constant", "line 80 to 0" and "line 5 to 0" each end lower with one.
+
+Of 1 to 4: confirmed if the interval leaves 0 out on that side, refuted if on the other. Of 5 and 6: confirmed
+if the whole interval is inside ±0.01, refuted if it is outside. 7 is confirmed if it holds for all three,
+refuted if none ends lower on average. Else undecided.
+"""
+
+import copy
+import itertools
+import math
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from ablation import Record, parser_of, worth
+from optimizers import BATCH_SIZE, FRESH, T, held_out_loss, make_model, make_optimizer, rows
+from torch import nn
+
+from tinygpt.data.tokens import prepare
+from tinygpt.support import interval
+
+RECORD = Path(__file__).parent / "results" / "schedules.json"
+STEPS, WARMUP, FIRST = 1200, 0.05, 200
+LADDER = tuple(float(f"{0.001 * 2 ** (i / 2):.2g}") for i in range(-4, 14))
+# name: (warm-up, shape, where the way down begins, where it ends); those that leave the shared run first, first
+WAYS = {
+    "line 5 to 0": (WARMUP, "line", 0.05, 0.0),
+    "cosine 5 to 0": (WARMUP, "cosine", 0.05, 0.0),
+    "cosine 5 to 0.1": (WARMUP, "cosine", 0.05, 0.1),
+    "line 40 to 0": (WARMUP, "line", 0.4, 0.0),
+    "line 80 to 0": (WARMUP, "line", 0.8, 0.0),
+    "line 80 to 0.1": (WARMUP, "line", 0.8, 0.1),
+    "constant": (WARMUP, "line", 1.0, 1.0),
+    "line 5 to 0, no warm-up": (0.0, "line", 0.05, 0.0),
+    "line 80 to 0, no warm-up": (0.0, "line", 0.8, 0.0),
+    "constant, no warm-up": (0.0, "line", 1.0, 1.0),
+}
+
+
+def multiplier(way: str, step: int, steps: int) -> float:
+    "Of the rate, at this step."
+    warm, shape, begin, final = WAYS[way]
+    warm, last = round(warm * steps), steps - 1
+    top = max(warm, last - round((1 - begin) * steps))  # as the trainer's schedules
+    if step < warm:
+        return (step + 1) / (warm + 1)
+    if step <= top or top >= last:
+        return 1.0
+    done = (step - top) / (last - top)
+    left = 1 - done if shape == "line" else 0.5 * (1 + math.cos(math.pi * done))
+    return final + (1 - final) * left
+
+
+class Runs:
+    "Trains on the same text; keeps the run that the ways share, as far as the last one asked for."
+
+    def __init__(self):
+        data = prepare("sotu", "char", progress=False)
+        self.train, self.val = (
+            torch.from_numpy(np.asarray(text[:FRESH]).astype(np.int64)) for text in (data.train, data.val)
+        )
+        self.n_vocab, self.key = data.tokenizer.n_vocab, None
+
+    def go(self, model, optimizer, rates):
+        "Train on, a step for each of these rates."
+        for rate in rates:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            x, y = rows(self.train, torch.randint(len(self.train) - T, (BATCH_SIZE,)))
+            optimizer.zero_grad()
+            model(x, y)[1].backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    def __call__(self, way: str, rate: float, seed: int, steps: int) -> dict:
+        "One run, and its loss on held-out text."
+        start = time.process_time()
+        warm, _, begin, _ = WAYS[way]
+        leaves, key = round(begin * steps), (warm, rate, seed, steps)
+        if self.key != key or self.at > leaves:
+            torch.manual_seed(seed)
+            model = make_model("chapter 10", self.n_vocab)
+            optimizer = make_optimizer(model, dict(optimizer="AdamW", lr=rate))
+            self.key, self.at, self.shared = key, 0, (model, optimizer)
+            self.random = torch.get_rng_state()
+        torch.set_rng_state(self.random)
+        rates = [rate * multiplier(way, step, steps) for step in range(steps)]
+        self.go(*self.shared, rates[self.at : leaves])
+        self.at, self.random = leaves, torch.get_rng_state()
+        model, optimizer = copy.deepcopy(self.shared)
+        self.go(model, optimizer, rates[leaves:])
+        loss, seconds = round(held_out_loss(model, self.val), 4), round(time.process_time() - start, 1)
+        print(f"{way:24} rate {rate:<6g} seed {seed}: {loss:.4f} ({seconds} s)", flush=True)
+        return dict(row=way, rate=rate, seed=seed, steps=steps, loss=loss, cpu_s=seconds)
+
+
+class Schedules(Record):
+    seeds = (100, 101, 102)
+
+    def tuning(self, way: str) -> dict:
+        "Rate: the losses of the tuning seeds."
+        at = sorted({r["rate"] for r in self.runs if r["row"] == way})
+        by = {rate: self.losses(way, rate, STEPS) for rate in at}
+        return {r: [of[s] for s in self.seeds] for r, of in by.items() if of.keys() >= set(self.seeds)}
+
+    def best(self, way: str) -> float:
+        "The rate with the lowest mean."
+        tried = self.tuning(way)
+        return min(tried, key=lambda rate: worth(tried[rate]))
+
+    def grid(self, ways):
+        "Each way at the first three rates, and outward while its best one is at an edge."
+        wanted = {rate: ways for rate in self.rates}
+        while wanted:
+            for rate, seed in itertools.product(sorted(wanted), self.seeds):
+                for way in wanted[rate]:
+                    self.ensure(way, rate, [seed], STEPS)
+            wanted = {}
+            for way in ways:
+                tried, best = self.tuning(way), self.best(way)
+                for edge, up in ((min(tried), -1), (max(tried), 1)):
+                    if best == edge:
+                        wanted.setdefault(LADDER[LADDER.index(edge) + up], []).append(way)
+
+    def summary(self) -> dict:
+        "Way: its rate, the means of the rates tried, its losses by compared seed. What the page reads."
+        found = {}
+        for way in WAYS:
+            if tried := self.tuning(way):
+                by = self.losses(way, self.best(way), STEPS)
+                found[way] = dict(
+                    rate=self.best(way),
+                    tried={str(rate): round(worth(losses), 4) for rate, losses in tried.items()},
+                    losses={str(seed): by[seed] for seed in sorted(by) if seed >= FIRST},
+                )
+        return found
+
+
+def show(record: Schedules):
+    found = record.summary()
+    for way, of in found.items():
+        losses = list(of["losses"].values()) or [math.nan]
+        mean = statistics.mean(losses)
+        print(f"{way:24} rate {of['rate']:<6g} {mean:.4f} of {len(losses)} seeds; {of['tried']}")
+    pairs = [("line 80 to 0.1", "constant"), ("line 80 to 0", "line 80 to 0.1")]
+    pairs += [("line 5 to 0", "line 80 to 0"), ("cosine 5 to 0.1", "line 80 to 0.1")]
+    pairs += [("cosine 5 to 0", "line 5 to 0"), ("line 40 to 0", "line 80 to 0")]
+    pairs += [(way, f"{way}, no warm-up") for way in ("constant", "line 80 to 0", "line 5 to 0")]
+    for first, second in pairs:
+        a, b = (found.get(way, {}).get("losses", {}) for way in (first, second))
+        both = a.keys() & b.keys()
+        if len(both) > 1:
+            mean, half = interval(a[s] - b[s] for s in sorted(both))
+            print(f"{first} minus {second}: {mean:+.4f} ± {half:.4f}, {len(both)} seeds")
+
+
+def main():
+    parser = parser_of(__doc__)
+    parser.add_argument("--rows", nargs="+", choices=WAYS, default=list(WAYS), help="in this order")
+    parser.add_argument("--seeds", type=int, default=8, help="that compare")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    head = dict(warmup=WARMUP, table_of_pairs=2.379)
+    runs = None if args.show else Runs()
+    record = Schedules(RECORD, runs, args.save, rates=(0.004, 0.0057, 0.008), **head)
+    if not args.show:
+        record.grid(args.rows)
+        for seed in range(FIRST, FIRST + args.seeds):
+            chosen = {way: record.best(way) for way in args.rows}
+            for way in sorted(chosen, key=chosen.get):  # one rate after the other
+                record.ensure(way, chosen[way], [seed], STEPS)
+    show(record)
+
+
+if __name__ == "__main__":
+    main()
