@@ -54,7 +54,7 @@ from tinygpt.support import interval
 RECORD = Path(__file__).parent / "results" / "schedules.json"
 STEPS, WARMUP, FIRST = 1200, 0.05, 200
 LADDER = tuple(float(f"{0.001 * 2 ** (i / 2):.2g}") for i in range(-4, 14))
-# name: (warm-up, shape, where the way down begins, where it ends); those that leave the shared run first, first
+# name: (warm-up, shape, where the way down begins, where it ends); those that part first, first
 WAYS = {
     "line 5 to 0": (WARMUP, "line", 0.05, 0.0),
     "cosine 5 to 0": (WARMUP, "cosine", 0.05, 0.0),

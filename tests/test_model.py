@@ -101,11 +101,19 @@ def test_logits_have_the_shape_of_the_vocabulary_and_the_loss_comes_with_targets
 
 
 @every_config
-def test_where_there_is_a_loss_the_gradient_comes_through_it_and_not_through_the_logits(name):
+def test_a_term_of_the_logits_beside_the_loss_has_its_gradient(name):
+    "As z-loss has, for instance."
     model, idx = make(CONFIGS[name]), tokens()
-    logits, loss = model(idx, idx)
-    assert loss.requires_grad and not logits.requires_grad
-    assert model(idx)[0].requires_grad
+
+    def gradients(forward):
+        model.zero_grad()
+        logits, loss = forward()
+        (loss + logits.float().logsumexp(-1).square().mean()).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    both = gradients(lambda: model(idx, idx))
+    apart = gradients(lambda: (model(idx)[0], model(idx, idx)[1]))
+    torch.testing.assert_close(both, apart, rtol=1e-4, atol=1e-6)
 
 
 def test_llamas_hidden_size_is_two_thirds_of_four_rounded_up():

@@ -447,8 +447,9 @@ class GPT(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits (B, T, vocab_size), in float32 where capped, and the loss where there are targets.
 
-        The gradient comes through the loss then, and not through the logits. A target that is no id is an
-        error of torch's; one in the padding is so on a CPU, and has an infinite loss on a GPU.
+        In compiled code that is given targets the logits are None: training reads the loss alone. A target
+        that is no id is an error of torch's; one in the padding is so on a CPU, and has an infinite loss on a
+        GPU.
         """
         c, V = self.config, self.config.vocab_size
         x = self.features(idx, cache, mask)  # (B, T, C)
@@ -459,8 +460,8 @@ class GPT(nn.Module):
             rows = c.logit_softcap * torch.tanh(_wide(rows) / c.logit_softcap)
         if targets is None:
             return rows[..., :V], None
-        # detached: else a compiled backward (chapter 09) would add the logits' own gradient, all zeros
-        logits = rows[..., :V].detach()
+        # compiled code (chapter 09) would keep what it returns, and add the gradient of it, all zeros
+        logits = None if torch.compiler.is_compiling() else rows[..., :V]
         return logits, token_loss(_hide_padding(rows, V), targets, reduction)
 
     def num_params(
