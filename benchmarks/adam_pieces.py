@@ -5,9 +5,9 @@
     python benchmarks/adam_pieces.py --show     # the table of what the record holds
 
 Model, text, batches, clipping and steps are those of `schedules.py`; every rate rises over 5 % of the run and
-falls to 0 in a straight line. Each row is tuned alone: rates a factor of two apart, until the best has a worse
-one on either side; seeds 100 to 102. At the rate with the lowest mean, eight other seeds compare, from 200
-on, paired by seed; intervals are 95 %, by Student's t.
+falls to 0 in a straight line. Each row is tuned alone: rates a factor of two apart, until the best has a
+worse one on either side; seeds 100 to 102. At the rate with the lowest mean, eight other seeds compare, from
+200 on, paired by seed; intervals are 95 %, by Student's t.
 
 Written before the first run. Known: after 300 steps SGD with momentum ended where a table of pairs does
 (2.38), Adam 0.16 below, the sign of the momentum half way between, and RMSProp with Adam.
