@@ -1,6 +1,7 @@
 """What a slip in the chat template costs: exact answers of models that were trained with the right one.
 
-    python benchmarks/chat_template.py                  five seeds of chapter 25's model: two minutes
+    python benchmarks/chat_template.py                  five seeds of chapter 25's model, and the first one
+                                                        with two other roundings: two minutes
     python benchmarks/chat_template.py --runs A B C     fine-tuned runs as well, on held-out wordings
 
 Chapter 25's model knows the capitals of 24 states by heart. Here it is trained with five seeds; each model is
@@ -9,10 +10,18 @@ asked all 24 questions under each template, after two other questions with their
 Decided beforehand. The claim "one wrong space can cost every answer" is refuted if, for each slip, more than
 half of the answers of some seed are right. The claim "a slip that stays the same for one model costs the same
 for another one" is refuted if the seeds' shares differ by more than their intervals allow.
+
+*rounding*, no claim: the first seed, trained and asked again with torch's plain and AVX2 kernels, which add
+up in another order.
 """
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import data_machine
 import torch
@@ -108,6 +117,22 @@ def capitals(seed: int) -> dict:
     return found
 
 
+def with_kernels(kernels: str) -> dict:
+    "The first seed's counts in a process of its own, where torch uses these kernels."
+    code = "import json, torch; torch.set_num_threads(1); from chat_template import capitals"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(json.dumps(capitals(0)))"],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"ATEN_CPU_CAPABILITY": kernels},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    counts = json.loads(done.stdout)
+    right, named = ([count[i] for count in counts.values()] for i in (0, 1))
+    return {"kernels": kernels, "right": dict(zip(counts, right)), "named": dict(zip(counts, named))}
+
+
 def fine_tuned(place: str, n: int) -> dict:
     "Right answers of a fine-tuned run, on held-out wordings."
     from tinygpt.finetune.tasks import make_examples
@@ -141,6 +166,8 @@ if __name__ == "__main__":
         | {"right": [each[name][0] for each in by_seed], "named": [each[name][1] for each in by_seed]}
         for name in SLIPS
     ]
+    rounding = [with_kernels(kernels) for kernels in ("default", "avx2")]
+    print(rounding, flush=True)
     runs = [fine_tuned(place, args.questions) for place in args.runs]
     cost = {"cpu_seconds": round(time.process_time() - begin)}
-    data_machine.save("chat_template", {"capitals": rows, "runs": runs} | cost)
+    data_machine.save("chat_template", {"capitals": rows, "rounding": rounding, "runs": runs} | cost)

@@ -10,8 +10,8 @@ a step. The other side:
 - dpo: each right answer is paired with a wrong one to the same question, also drawn from the start; the wrong
   ones take turns. A question that has no right one, or no wrong one, gives no pair. DPO's loss, 64 pairs a
   step, so as many rows; the reference is the start. Steps, optimizer, schedule and seeds are rejection's.
-- anchored: dpo with beta 0.1, less the log-probability of the right answer's mean token (Pang et al., 2024;
-  TRL's rpo_alpha = 1). It begins at 5e-4, 1e-3 and 2e-3.
+- anchored: dpo with beta 0.1, less the log-probability of the right answer's mean token (Pang et al., 2024,
+  with their alpha = 1). It begins at 5e-4, 1e-3 and 2e-3.
 
 - held: anchored, but DPO's loss moves the wrong answers alone; it takes the right ones as given.
 - anchor: anchored without DPO's loss. It has the same pairs in the same batches, and looks at the right
