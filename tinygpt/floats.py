@@ -251,27 +251,20 @@ def bit_string(
 def format_table(
     formats: tuple[FloatFormat, ...] = FORMATS,  # one row each
 ) -> str:
-    """The formats side by side, as text, in columns as wide as they need:
+    """The formats side by side, as text in columns:
 
     name, bits, exponent and mantissa bits; `max`, `smallest_normal`, `smallest_subnormal` and `eps`, to three
     digits each; the decimal digits that 1 + mantissa bits are worth, to one place.
     """
+    columns = "{:12}{:>4}{:>10}{:>10}{:>10}{:>17}{:>11}{:>10}{:>8}"
     head = ["format", "bits", "exponent", "mantissa"]
     head += ["largest", "smallest normal", "smallest", "gap at 1", "digits"]
-    rows = [head]
+    lines = [columns.format(*head)]
     for f in formats:
-        bits = [str(n) for n in (f.bits, f.exponent_bits, f.mantissa_bits)]
+        bits = (f.bits, f.exponent_bits, f.mantissa_bits)
         sizes = [f"{v:.3g}" for v in (f.max, f.smallest_normal, f.smallest_subnormal, f.eps)]
         digits = (f.mantissa_bits + 1) * math.log10(2)
-        rows.append([f.name, *bits, *sizes, f"{digits:.1f}"])
-
-    # names to the left, figures to the right
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for name, *figures in rows:
-        cells = [name.ljust(widths[0])]
-        cells += [figure.rjust(width) for figure, width in zip(figures, widths[1:])]
-        lines.append("  ".join(cells))
+        lines.append(columns.format(f.name, *bits, *sizes, f"{digits:.1f}"))
     return "\n".join(lines)
 
 # %% ../nbs/01_floats.ipynb #stochastic

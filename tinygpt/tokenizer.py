@@ -23,6 +23,18 @@ import tiktoken
 
 from .support import UserError, atomic_path, cache_dir
 
+# %% ../nbs/02_tokenizer.ipynb #utf8-checked
+def _utf8(text: str) -> bytes:
+    "The UTF-8 bytes of `text`, or a sentence on why it has none."
+    if not isinstance(text, str):
+        raise UserError(f"the text is of type {type(text).__name__}, not str: for bytes, give data.decode()")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        where = f"text[{error.start}] is {text[error.start]!r}, half of a surrogate pair and no character"
+        remedy = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+        raise UserError(f"{where}: repair it by {remedy}") from error
+
 # %% ../nbs/02_tokenizer.ipynb #merge-pair
 def merge_pair(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
     "A new list: `ids` with each occurrence of `pair`, from the left, replaced by `new`."
@@ -51,18 +63,6 @@ def merges_to_vocab(merges: list[tuple[int, int]]) -> list[bytes]:
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s{1,9999}(?!\S)|\s"
 # Ours: the same, with every digit a piece of its own, so that numbers are always spelled in one way.
 SPLIT_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s{1,9999}(?!\S)|\s"
-
-# %% ../nbs/02_tokenizer.ipynb #utf8-checked
-def _utf8(text: str) -> bytes:
-    "The UTF-8 bytes of `text`, or a sentence on why it has none."
-    if not isinstance(text, str):
-        raise UserError(f"the text is of type {type(text).__name__}, not str: for bytes, give data.decode()")
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        where = f"text[{error.start}] is {text[error.start]!r}, half of a surrogate pair and no character"
-        remedy = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
-        raise UserError(f"{where}: repair it by {remedy}") from error
 
 # %% ../nbs/02_tokenizer.ipynb #train-bpe
 def train_bpe(

@@ -59,6 +59,9 @@ def token_speller(
     return bytes_of
 
 # %% ../nbs/more/02_tokenizer_hf.ipynb #ids
+MOST_IDS = 2**24  # a file that claims more would fill the memory
+
+
 def _bytes_of_ids(
     spec: dict,  # the content of a tokenizer.json
     ids: dict[str, int],  # token -> its id
@@ -81,9 +84,6 @@ def _bytes_of_ids(
     return vocab
 
 # %% ../nbs/more/02_tokenizer_hf.ipynb #tokenizer
-MOST_IDS = 2**24  # a file that claims more would fill the memory
-
-
 @contextmanager
 def _told(what: str):
     "The library's errors as one sentence, including a panic in its Rust code, which is not an Exception."

@@ -14,33 +14,6 @@ from . import tokenizer_hf  # noqa: F401  so that a base of this kind can be loa
 from .support import UserError
 from .tokenizer import _KINDS, Tokenizer
 
-# %% ../nbs/more/02_tokenizer_special.ipynb #check-names
-def _is_token(base: Tokenizer, name: str) -> bool:
-    "Whether a tokenizer from elsewhere has a token with this name. Our tokenizers have no names."
-    return [base.token(i) for i in base.encode_template(name)] == [name]
-
-
-def _check_names(base: Tokenizer, special: list[str], ends: list[str]) -> None:
-    "UserError, with all problems, if these names cannot be added to this base."
-    problems = []
-    if isinstance(base, SpecialTokenizer):
-        problems.append("the base has special tokens already: give its own base, and all names at once")
-    if isinstance(special, str):
-        problems.append(f"special = {special!r} is one text: give a list of names")
-    elif not special or not all(isinstance(name, str) and name for name in special):
-        problems.append(f"special = {special!r}: give one name or more, none of them empty")
-    elif len(set(special)) < len(special):
-        twice = next(name for name in special if special.count(name) > 1)
-        problems.append(f"special has {twice!r} twice: give each name once")
-    elif EOT_NAME in special:
-        problems.append(f"special has {EOT_NAME!r}, which is the base's end of text: leave it out")
-    elif hasattr(base, "token") and (there := [name for name in special if _is_token(base, name)]):
-        problems.append(f"special has {there[0]!r}, which the base has already: take another name or base")
-    if unknown := [name for name in ends if name not in special]:
-        problems.append(f"ends has {unknown[0]!r}, which is not among the special tokens: add it there")
-    if problems:
-        raise UserError("; ".join(problems))
-
 # %% ../nbs/more/02_tokenizer_special.ipynb #special-tokenizer
 EOT_NAME = "<|endoftext|>"  # what a template calls the base's eot if the base has no names
 
@@ -119,3 +92,30 @@ class SpecialTokenizer(Tokenizer):
 
 
 _KINDS[SpecialTokenizer.kind] = SpecialTokenizer  # so that `Tokenizer.load` knows it
+
+# %% ../nbs/more/02_tokenizer_special.ipynb #check-names
+def _is_token(base: Tokenizer, name: str) -> bool:
+    "Whether a tokenizer from elsewhere has a token with this name. Our tokenizers have no names."
+    return [base.token(i) for i in base.encode_template(name)] == [name]
+
+
+def _check_names(base: Tokenizer, special: list[str], ends: list[str]) -> None:
+    "UserError, with all problems, if these names cannot be added to this base."
+    problems = []
+    if isinstance(base, SpecialTokenizer):
+        problems.append("the base has special tokens already: give its own base, and all names at once")
+    if isinstance(special, str):
+        problems.append(f"special = {special!r} is one text: give a list of names")
+    elif not special or not all(isinstance(name, str) and name for name in special):
+        problems.append(f"special = {special!r}: give one name or more, none of them empty")
+    elif len(set(special)) < len(special):
+        twice = next(name for name in special if special.count(name) > 1)
+        problems.append(f"special has {twice!r} twice: give each name once")
+    elif EOT_NAME in special:
+        problems.append(f"special has {EOT_NAME!r}, which is the base's end of text: leave it out")
+    elif hasattr(base, "token") and (there := [name for name in special if _is_token(base, name)]):
+        problems.append(f"special has {there[0]!r}, which the base has already: take another name or base")
+    if unknown := [name for name in ends if name not in special]:
+        problems.append(f"ends has {unknown[0]!r}, which is not among the special tokens: add it there")
+    if problems:
+        raise UserError("; ".join(problems))
