@@ -43,6 +43,9 @@ CHAPTERS = {  # where the book builds what a rung turns on
 }
 
 
+SAME_MODEL = "soft cap"  # the last rung with nanoGPT's four layers of 128
+
+
 def shown_rungs() -> list[dict]:
     "The rungs that were kept, each on top of those before it; what was rejected is in chapter 20 alone."
     record = json.loads((ROOT / "benchmarks/results/speedrun_ladder.json").read_text(encoding="utf-8"))
@@ -54,9 +57,19 @@ def seconds(row: dict) -> float:
     return statistics.median(row["seconds"].values())
 
 
+def of_other_model(rows: list[dict]) -> list[dict]:
+    "The rungs after the last one with nanoGPT's layers: a smaller model, with n-gram tables."
+    return rows[[row["name"] for row in rows].index(SAME_MODEL) + 1 :]
+
+
 def title(rows: list[dict]) -> str:
-    times = seconds(rows[0]) / seconds(rows[-1])
-    return f"What each idea bought: {times:.0f} times less CPU time to the same loss"
+    other = of_other_model(rows)
+    same = rows[-len(other) - 1]
+    times = [seconds(a) / seconds(b) for a, b in ((rows[0], rows[-1]), (rows[0], same), (same, rows[-1]))]
+    return (
+        "{:.0f} times less CPU time to the same loss: {:.1f} times with the same layers, "
+        "{:.1f} times with a smaller model that has n-gram tables"
+    ).format(*times)
 
 
 def words(rows: list[dict]) -> str:
@@ -73,21 +86,27 @@ def draw(rows: list[dict], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fig, ax = plt.subplots(figsize=(8, 0.26 * len(rows) + 1.2), dpi=120, layout="constrained")
+    fig, ax = plt.subplots(figsize=(8, 0.26 * len(rows) + 1.5), dpi=120, layout="constrained")
+    other = of_other_model(rows)
     for place, row in enumerate(rows):
-        ax.barh(place, seconds(row), height=0.62, color="0.75" if row["noise"] else PALETTE[0])
+        color = PALETTE[1] if row in other else PALETTE[0]
+        ax.barh(place, seconds(row), height=0.62, color="0.75" if row["noise"] else color)
         by_seed = list(row["seconds"].values())
         ax.plot(by_seed, [place] * len(by_seed), "o", color="black", ms=3, alpha=0.6)
         ax.text(max(by_seed) + 3, place, f"{seconds(row):.0f} s", va="center")
     chapters = [f"  (chapter {CHAPTERS[row['name']]})" if row["name"] in CHAPTERS else "" for row in rows]
     first, *others = (row["name"] + chapter for row, chapter in zip(rows, chapters))
     ax.set_yticks(range(len(rows)), [first, *(f"+ {name}" for name in others)])
+    ax.axhline(len(rows) - len(other) - 0.5, color="gray", lw=0.8, ls=":")
+    right = dict(x=1, ha="right", va="center", color="0.3", transform=ax.get_yaxis_transform())
+    ax.text(y=len(rows) - len(other) - 1, s="up to here: nanoGPT's four layers of 128", **right)
+    ax.text(y=len(rows) - len(other), s="from here: tables added, layers cut", **right)
     ax.invert_yaxis()
     ax.set_xlim(0, 1.12 * max(rows[0]["seconds"].values()))
     seeds = len(rows[0]["seconds"])
     what = f"CPU seconds to a validation loss of {GOAL}"
     ax.set_xlabel(f"{what}\nbar: median of {seeds} seeds (points); gray: within the noise", fontsize=9)
-    fig.suptitle(title(rows), x=0.01, ha="left", weight="bold")
+    fig.suptitle(title(rows).replace(": ", ":\n"), x=0.01, ha="left", weight="bold", fontsize=11)
     ax.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, metadata={"Description": words(rows)}, pil_kwargs={"optimize": True})
