@@ -42,7 +42,7 @@ def weight_std(
     depth = (2 * n_layer) ** -0.5 if role == "residual" and scheme != "normal" else 1.0
     if scheme != "mup":
         return std * depth
-    # Yang et al. 2022, table 3: nothing but the fan-in sets the scale
+    # by the fan-in, as in table 3 of Yang et al. 2022; the depth is GPT-2's
     if role == "embedding":
         return 1.0
     if role == "head":

@@ -323,15 +323,17 @@ def ngram_rows(
     return value % rows
 
 # %% ../nbs/06_model.ipynb #token-embedding
-def _only_seen(ids, mask, S):
+def _only_seen(ids, mask, start):
     "Each token behind the two before it, a row of three; id 0 where the mask (B, heads, T, S) hides one."
     B, T = len(ids), ids.shape[1] - 2
-    at = torch.arange(T, device=ids.device)[:, None] + torch.arange(3, device=ids.device)  # (T, 3), in ids
     see = mask if mask.dtype == torch.bool else mask > -math.inf
-    see = see.expand(torch.broadcast_shapes(see.shape, (B, 1, T, S)))
-    keys = (at + S - T - 2).clamp(min=0)  # before the text there is id 0 in any case
-    sees = see[:, :, at[:, :1], keys].any(dim=1)  # (B, T, 3), by any head
-    return (ids[:, at] * sees).flatten(0, 1)  # (B T, 3)
+    see = see.expand(torch.broadcast_shapes(see.shape, (B, 1, T, start + T))).any(dim=1)  # (B, T, S)
+    columns = []
+    for back in (2, 1, 0):
+        seen = see.diagonal(start - back, 1, 2)  # whether each token sees the one `back` places before it
+        seen = F.pad(seen, (T - seen.shape[1], 0))  # before the text there is none, and the id is 0
+        columns.append(ids[:, 2 - back : 2 - back + T] * seen)
+    return torch.stack(columns, dim=2).flatten(0, 1)  # (B T, 3)
 
 
 class TokenEmbedding(nn.Embedding):
@@ -359,7 +361,7 @@ class TokenEmbedding(nn.Embedding):
             if cache is not None:
                 cache.last = ids[:, -2:]
             if mask is not None:
-                ids = _only_seen(ids, mask, idx.shape[1] + (0 if cache is None else cache.length))
+                ids = _only_seen(ids, mask, 0 if cache is None else cache.length)
             for n, table in enumerate(self.ngrams, start=2):
                 rows = ngram_rows(ids[:, 3 - n :], n, table.num_embeddings)
                 x = x + table(rows.view(idx.shape))

@@ -40,14 +40,14 @@ _LLAMA_OUTER = {
 _GPT2_OUTER = ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias", "lm_head.weight")
 _QWEN3_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # ours have no weights
 
-
+# %% ../nbs/more/06_model_hf.ipynb #not-theirs
 def _not_theirs(why: str) -> UserError:
     return UserError(
         f"Hugging Face's GPT-2, Llama and Qwen3 cannot be this model: {why}. "
         "Train with GPTConfig.gpt2(), .llama() or .llama(qk_norm=True) to export"
     )
 
-
+# %% ../nbs/more/06_model_hf.ipynb #hf-names
 def hf_names(
     name: str,  # one of our parameters, such as "h.0.attn.c_attn.weight"
     kind: str,  # "gpt2", "llama" or "qwen3"
@@ -70,7 +70,7 @@ def hf_names(
     layer = name.split(".")[1]
     return [f"model.layers.{layer}.{theirs}.{leaf}" for theirs in _LLAMA[part]]
 
-
+# %% ../nbs/more/06_model_hf.ipynb #qk-norms
 def _qk_norms(c: GPTConfig, kind: str) -> list[str]:
     "The names of Qwen3's norms of queries and keys, which are not parameters here."
     if kind != "qwen3" or not c.qk_norm:
@@ -112,7 +112,7 @@ def _from_gpt2(hf: dict) -> tuple[dict, list[str]]:
     )
     return fields, refuse
 
-
+# %% ../nbs/more/06_model_hf.ipynb #config-from-llama
 def _from_llama(hf: dict) -> tuple[dict, list[str]]:
     "The fields of our config for a Llama's, and what our model cannot do of it."
     refuse = []
@@ -144,7 +144,7 @@ def _from_llama(hf: dict) -> tuple[dict, list[str]]:
     )
     return fields, refuse
 
-
+# %% ../nbs/more/06_model_hf.ipynb #config-from-qwen3
 # defaults of transformers' Qwen3 class that differ from Llama's, for keys missing in the file
 _QWEN3_DEFAULTS = {
     "vocab_size": 151936,
@@ -162,7 +162,7 @@ def _from_qwen3(hf: dict) -> tuple[dict, list[str]]:
         refuse.append("sliding windows")
     return fields | {"qk_norm": True}, refuse
 
-
+# %% ../nbs/more/06_model_hf.ipynb #config-from-hf
 def config_from_hf(
     hf: dict,  # the content of config.json; a missing key has the default of transformers' class
     **kw,  # fields of our config to set, such as dropout
@@ -218,7 +218,7 @@ def _kind(c: GPTConfig) -> str:
         raise _not_theirs("; ".join(problems))
     return kind
 
-
+# %% ../nbs/more/06_model_hf.ipynb #config-to-hf
 def config_to_hf(c: GPTConfig) -> dict:
     "The config.json for our model; a UserError names what none of GPT-2, Llama and Qwen3 can do."
     kind = _kind(c)
@@ -366,7 +366,7 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
         raise UserError(f"the weights in {folder} cannot be read ({reason}): fetch them again") from error
     raise UserError(f"{folder} holds no model.safetensors: put it beside config.json")
 
-
+# %% ../nbs/more/06_model_hf.ipynb #shards
 def _shards(index: Path) -> list[str]:
     "The files that an index names: plain names only, because a path could lead anywhere."
     names = read_json(index, remedy="fetch it again").get("weight_map")
@@ -377,7 +377,7 @@ def _shards(index: Path) -> list[str]:
         raise UserError(f"{index} names {away[0]!r}, which is not beside it: fetch it again")
     return shards
 
-
+# %% ../nbs/more/06_model_hf.ipynb #read-pickle
 def read_pickle(
     path: Path,  # made by torch.save
 ) -> dict:
@@ -426,7 +426,7 @@ def check_size(
         told = f"{source}: the angles of {c.block_size:,} positions take {angles:,} bytes"
         raise UserError(f"{told}: lower max_position_embeddings (here block_size) in it")
 
-
+# %% ../nbs/more/06_model_hf.ipynb #check-weights
 def check_weights(
     state: dict[str, torch.Tensor],
     source,  # str or Path: where they come from
