@@ -342,6 +342,8 @@ NO_ANSWER = {"messages": [{"role": "user", "content": "Hi"}]}
         ([], "", "holds no conversation"),
         (None, "", "cannot read"),
         ([{"prompt": "a", "completion": "b"}], "--questions -1", "questions = -1: choose 0 or more"),
+        ([{"prompt": "a", "completion": "b"}], "--questions 8", "questions = 8 has no effect with --data"),
+        ([{"prompt": "a", "completion": "b"}], "--conversations 5", "leave --conversations out"),
         (
             [{"prompt": "a", "completion": "b"}],
             "--held-out 1",

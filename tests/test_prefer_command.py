@@ -200,6 +200,14 @@ def test_the_recipe_takes_the_runs_own_settings_and_few_careful_steps(place):
         (["chat", "--beta", "inf"], "beta = inf"),
         (["chat", "--draws", "1"], "draws = 1"),
         (["chat", "--block-size", "4"], "the context 4"),
+        (
+            ["chat", "--prompts", "5"],
+            "prompts = 5 has no effect with --data pairs.jsonl",
+        ),
+        (["chat", "--draws", "5"], "draws = 5 has no effect"),
+        (["chat", "--questions", "5"], "questions = 5 has no effect"),
+        (["chat", "--kind", "reward", "--beta", "0.4"], "beta = 0.4 has no effect with --kind reward"),
+        (["chat", "--data", "tasks", "--kind", "reward", "--questions", "5"], "with --kind reward"),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_nothing_is_left(place, argv, word, capsys):

@@ -22,9 +22,13 @@ from events import LAST_RESORT
 
 import tinygpt.run.loop as run_loop
 from tinygpt.checkpoint import checkpoints, load_model, rank_by_loss, verify_checkpoint
+from tinygpt.checkpoint_open import open_model
 from tinygpt.ddp.world import run_processes
+from tinygpt.evaluate.export import export_model
 from tinygpt.evaluate.score import evaluate
+from tinygpt.finetune.template import chat_tokenizer
 from tinygpt.measure.speed import StepMeter, host_reads
+from tinygpt.model import GPT, GPTConfig
 from tinygpt.run.config import EvalConfig
 from tinygpt.run.folder import claim_folder
 from tinygpt.run.loop import Due, Judge, Keeper, Log, Stepper, StopSignal, due, shows_bar
@@ -845,8 +849,15 @@ def test_a_run_of_a_program_names_no_command_that_would_train_something_else(con
         )
 
 
-def test_the_closing_line_of_a_model_that_answers_is_the_command_to_talk_to_it(config):
-    chat = SimpleNamespace(tokenizer=SimpleNamespace(special={"<|assistant|>": 257}))
+def test_the_closing_line_of_a_model_that_answers_is_the_command_to_talk_to_it(config, tmp_path):
+    chat = SimpleNamespace(tokenizer=chat_tokenizer(ByteTokenizer()))
+    small = dict(block_size=8, n_layer=1, n_head=1, n_embd=8)
+    folders = {}
+    for name, tokenizer in (("chat", chat.tokenizer), ("base", ByteTokenizer())):
+        model = GPT(GPTConfig.gpt2(vocab_size=tokenizer.n_vocab, **small))
+        folders[name] = export_model(model, tokenizer, tmp_path / name)
+    # as transformers has it: there the names are known by the file alone
+    exported, no_chat = (SimpleNamespace(tokenizer=open_model(folder)[1]) for folder in folders.values())
     place = dict(folder=config.folder, config=config)
     for command, settings, data, module in (
         ("tinygpt.finetune", {"data": "tasks"}, chat, "tinygpt.chat"),
@@ -854,6 +865,8 @@ def test_the_closing_line_of_a_model_that_answers_is_the_command_to_talk_to_it(c
         ("tinygpt.reinforce", {"group": 4}, chat, "tinygpt.chat"),
         ("tinygpt.prefer", {"kind": "reward"}, chat, "tinygpt.generate"),
         ("tinygpt.prefer", {"kind": "dpo"}, SimpleNamespace(tokenizer=ByteTokenizer()), "tinygpt.generate"),
+        ("tinygpt.finetune", {"data": "tasks"}, exported, "tinygpt.chat"),
+        ("tinygpt.prefer", {"kind": "dpo"}, no_chat, "tinygpt.generate"),
         ("tinygpt.train", {}, chat, "tinygpt.generate"),  # it has read more text
     ):
         objective = Objective(command=command, settings=settings)

@@ -12,7 +12,14 @@ from tinygpt.checkpoint import save_checkpoint
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.run.command import nothing_left
 from tinygpt.run.setup import Objective, initial_model, open_run_data
-from tinygpt.run.stage import StageOptions, base_folder, config_after, own_settings, stage_options
+from tinygpt.run.stage import (
+    StageOptions,
+    base_folder,
+    check_effect,
+    config_after,
+    own_settings,
+    stage_options,
+)
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer
 from tinygpt.train import train
@@ -212,6 +219,13 @@ def test_a_longer_context_is_refused_at_once_and_given_where_positions_are_rotar
         assert initial_model(options_of(rotary, *words).train).config.block_size == 64
 
 
+def test_an_option_without_effect_is_refused_where_it_is_named_and_asks_for_something(base):
+    with pytest.raises(UserError, match="draws = 3 has no effect with --data x: leave --draws out"):
+        check_effect(options_of(base, "--draws", 3), "with --data x", "draws")
+    for words in ((), ("--draws", 0), ("--tasks", "sort")):
+        check_effect(options_of(base, *words), "with --data x", "draws")
+
+
 @pytest.mark.parametrize(
     "stage, suffix", [("finetune", "chat"), ("prefer", "prefer"), ("reinforce", "reinforce")]
 )
@@ -220,6 +234,7 @@ def test_help_without_a_run_shows_the_defaults_of_the_stage(stage, suffix, capsy
     with pytest.raises(SystemExit):
         module.parse_arguments(["--help"])
     shown = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
+    assert re.search(r"\[OPTIONS\] (Fine-tune|Train) RUN, ", shown)
     assert f"(default: RUN-{suffix})" in shown and "(default: laptop)" not in shown
     assert f"Optimizer steps of the run. (default: {module.STEPS})" in shown
     if stage == "finetune":

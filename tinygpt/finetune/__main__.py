@@ -42,6 +42,7 @@ from ..run.setup import Run, kept_settings, validation_rows
 from tinygpt.run.stage import (
     StageOptions,
     base_folder,
+    check_effect,
     config_after,
     own_settings,
     stage_options,
@@ -76,7 +77,7 @@ def finetune_config(
 # %% ../../nbs/more/22_finetune_command.ipynb #options
 @dataclass
 class Options(StageOptions):
-    "What the command line of `python -m tinygpt.finetune` says."
+    "Fine-tune RUN, a base or a chat model, on the generated tasks or on a file of conversations."
 
     data: str = "tasks"
     """tasks, or a .jsonl or .json file of conversations. The fields of each: messages (a list of
@@ -88,9 +89,9 @@ class Options(StageOptions):
     """how many conversations of the file to hold out for validation.
     default: a tenth, at most 128; none of fewer than 50"""
     conversations: int = 20_000
-    """how many conversations to make of the tasks"""
+    """of the tasks: how many conversations to make"""
     questions: int = 160
-    """how many held-out questions each validation asks; 0: none"""
+    """of the tasks: how many held-out questions each validation asks; 0: none"""
     packed: bool = True
     """as many conversations to a row as fit; else one"""
     document_mask: bool = True
@@ -112,6 +113,7 @@ def parse_arguments(
     config, begins = options.train, options.resume is None
     if options.data != "tasks":  # a resumed run finds it from any folder
         options.data = str(Path(options.data).expanduser().absolute())
+        check_effect(options, f"with --data {options.data}", "conversations", "questions")
     if options.replay is None:
         options.replay = REPLAY if base_folder(config.run.init_from) else 0.0
     if not begins and options.held_out is None:

@@ -28,7 +28,7 @@ from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
 from ..run.setup import Objective, Run
-from ..run.stage import StageOptions, config_after, own_settings, stage_options
+from ..run.stage import StageOptions, check_effect, config_after, own_settings, stage_options
 from ..support import UserError, command, read_json
 from ..train import TrainResult, train
 
@@ -50,14 +50,14 @@ def prefer_config(
 # %% ../../nbs/more/23_prefer_command.ipynb #options
 @dataclass
 class Options(StageOptions):
-    "What the command line of `python -m tinygpt.prefer` says."
+    "Train RUN, a chat model, on pairs of answers: by DPO, or into a reward model."
 
     data: str = "tasks"
     """tasks (the model's own answers, right over wrong), or a .jsonl file of pairs"""
     kind: Literal["dpo", "reward"] = "dpo"
     """dpo: the model itself learns to prefer; reward: it becomes a reward model"""
     beta: float = BETA
-    """what a nat of KL to the start costs"""
+    """of dpo: what a nat of KL to the start costs"""
     prompts: int = 1200
     """of the tasks: how many questions to draw answers to"""
     draws: int = 8
@@ -73,6 +73,10 @@ def parse_arguments(
     kept = ("data", "kind", "beta", "prompts", "draws")
     least = dict(prompts=1, draws=2, questions=0)
     options = stage_options(argv, Options, prefer_config, "tinygpt.prefer", kept, **least)
+    if options.data != "tasks":
+        check_effect(options, f"with --data {options.data}", "prompts", "draws", "questions")
+    if options.kind == "reward":
+        check_effect(options, "with --kind reward", "beta", "questions")
     if not 0 < options.beta < float("inf"):
         raise UserError(f"beta = {options.beta}: the price of a nat, such as {BETA}, is above 0 and finite")
     return options

@@ -58,7 +58,7 @@ def reinforce(
 # %% ../../nbs/more/24_reinforce_command.ipynb #options
 @dataclass
 class Options(StageOptions):
-    "What the command line of `python -m tinygpt.reinforce` says."
+    "Train RUN, a chat model, by reinforcement: it answers questions, and a program judges the answers."
 
     recipe: Recipe = field(default_factory=Recipe)
     questions: int = 64

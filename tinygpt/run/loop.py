@@ -586,7 +586,10 @@ def _answers(run: Run) -> bool:
     "Whether the run's model takes turns: it has the token for them, and learned more than to write on."
     learned = run.objective.command in ("tinygpt.finetune", "tinygpt.prefer", "tinygpt.reinforce")
     rewards = run.objective.settings.get("kind") == "reward"  # a reward model judges answers, and writes none
-    return learned and not rewards and "<|assistant|>" in getattr(run.data.tokenizer, "special", ())
+    if not learned or rewards:
+        return False
+    ids_of = getattr(run.data.tokenizer, "encode_template", lambda name: [])  # only where tokens have names
+    return len(ids_of("<|assistant|>")) == 1
 
 
 def _longer(steps: int) -> str:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMON', 'base_folder', 'config_after', 'StageOptions', 'own_settings', 'stage_start', 'stage_options',
-           'start_folder']
+           'check_effect', 'start_folder']
 
 # %% ../../nbs/more/19_run_stage.ipynb #imports
 from collections.abc import Callable
@@ -168,6 +168,18 @@ def stage_options(
         if getattr(options, name) < bound:
             raise UserError(f"{name} = {getattr(options, name)}: choose {bound} or more")
     return options
+
+
+def check_effect(
+    options: StageOptions,
+    where: str,  # "with --data pairs.jsonl"
+    *names: str,  # options that mean nothing there
+) -> None:
+    "UserError for an option that was given where it has no effect. A 0 asks for nothing."
+    for name in names:
+        if name in options.named and (value := getattr(options, name)):
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{name} = {value} has no effect {where}: leave {flag} out")
 
 
 def _with_file(config: TrainConfig, file: str) -> TrainConfig:
