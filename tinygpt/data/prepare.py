@@ -29,8 +29,8 @@ from tinygpt.data.documents import (
     SUFFIXES,
     Documents,
     choose_tokenizer,
+    dividing_fraction,
     find_documents,
-    hash_place,
     is_held_out,
 )
 from tinygpt.data.tokens import (
@@ -511,7 +511,9 @@ def _finish(
         writer.close_shard()
         if not writer.documents:
             (partial / "progress.json").unlink()  # it would block a retry with another val_fraction
-            raise UserError(_no_document(split, documents, recipe["val_fraction"]))
+            told = f"no document fell into {split} with --val-fraction {recipe['val_fraction']}"
+            remedy = f"give more documents, or --val-fraction {dividing_fraction(documents)}"
+            raise UserError(f"data: {told}: {remedy}")
         splits[split] = dict(documents=writer.documents, bytes=writer.bytes, shards=writer.shards)
     meta = dict(
         format=1,
@@ -545,27 +547,6 @@ def _check_unchanged(documents: Documents, partial: Path):
             if os.path.exists(name) and os.path.getsize(name) != size:
                 (partial / "progress.json").unlink()
                 raise UserError(f"data: {name} changed while it was read: begin again when it is complete")
-
-
-def _no_document(split: str, documents: Documents, fraction: float) -> str:
-    "A sentence that says why a split is empty, and a fraction with which it will not be."
-    lowest = []  # the two lowest hash values: a fraction between them holds out one document
-    for _, chunk in documents.walk():
-        lowest = sorted({*lowest, *map(hash_place, chunk.texts)})[:2]
-    if not lowest:
-        return f"data: {documents.source} holds no text: give another file, or another --text-key"
-    if len(lowest) == 1:
-        return (
-            f"data: {documents.source} holds one document, and validation needs another: "
-            "give more documents, or --separator with what stands between those of a text"
-        )
-    low, high = (place / 2**64 for place in lowest)
-    # as few digits as lie between the two
-    digits = next(d for d in range(1, 20) if low < round((low + high) / 2, d) < high)
-    return (
-        f"data: no document fell into {split} with --val-fraction {fraction}: "
-        f"give more documents, or --val-fraction {round((low + high) / 2, digits)}"
-    )
 
 # %% ../../nbs/more/03_data_prepare.ipynb #verify
 def verify(folder: Path) -> int:
