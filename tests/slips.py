@@ -454,7 +454,7 @@ SLIPS = [
     ),
     Slip("data.chunks", "Report.add", "< 3", "<= 3", "four places instead of three"),
     Slip(
-        "data.chunks", "read_jsonl", "skip * chunk_rows - 1", "skip * chunk_rows", "a row is lost on going on"
+        "data.chunks", "_in_chunks", "skip * chunk_rows", "skip * chunk_rows + 1", "a row is lost on going on"
     ),
     Slip(
         "data.chunks",
@@ -2498,7 +2498,13 @@ SLIPS = [
         "None",
         "deleted on the strength of an old answer",
     ),
-    Slip("run.setup", "check_same", "if before in (None, now):", "if True:", "a run goes on with other data"),
+    Slip(
+        "run.setup",
+        "check_same_data",
+        "if before in (None, now):",
+        "if True:",
+        "a run goes on with other data",
+    ),
     Slip(
         "run.setup",
         "choose_prompt",
@@ -2587,7 +2593,7 @@ SLIPS = [
     Slip(
         "run.setup",
         "equip_run",
-        '_find_place(run.loader, saved["loader"], run.config.data.loader)',
+        'run.loader.load_state_dict(saved["loader"])',
         "None",
         "a resumed run sees its first data again (nanoGPT #467)",
     ),

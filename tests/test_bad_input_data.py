@@ -421,7 +421,7 @@ TRAINED = [  # python -m tinygpt.train --data ...: the same checks, before there
     ("utf16.jsonl --loader stream", "iconv -f utf-16"),
     ("lists.jsonl --loader stream", "holds a list"),
     ("keys.jsonl --loader stream", "'text'"),
-    ("same.jsonl --loader stream", "none fell into validation"),
+    ("same.jsonl --loader stream", "holds one document, and validation needs another"),
     ("tiny.txt --loader stream", "holds 18 characters"),
     ("good.txt --loader stream --block-size 2000", "fewer than one block"),
     ("good.txt --separator X", "divides nothing"),

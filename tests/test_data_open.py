@@ -65,6 +65,15 @@ def test_nanogpts_gpt2_files_open_with_the_gpt2_vocabulary_and_need_to_be_told_s
         open_data(str(tmp_path), "gpt2")
 
 
+def test_ids_beyond_the_vocabulary_in_the_middle_of_nanogpts_files_are_refused(tmp_path):
+    tokens = np.zeros(3_000_000, dtype=np.uint16)
+    tokens[1_450_000:1_550_000] = 60_000
+    tokens.tofile(tmp_path / "train.bin")
+    tokens[:100].tofile(tmp_path / "val.bin")
+    with pytest.raises(UserError, match="train.bin holds id 60000, beyond the vocabulary of 50257"):
+        open_data(str(tmp_path), "gpt2")
+
+
 def test_a_vocabulary_too_large_for_nanogpts_files_is_refused(tmp_path):
     "As uint32 files read as uint16, every second id would be of the upper half."
     for name in ("train", "val"):

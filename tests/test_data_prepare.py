@@ -58,7 +58,7 @@ def test_shards_hold_every_document_once_in_order_and_validation_the_others(tmp_
         sizes = [s["tokens"] for s in meta["shards"]]
         assert all(n == 1000 for n in sizes[:-1]) and 0 < sizes[-1] <= 1000 and sum(sizes) == len(tokens)
     assert len(data.meta["splits"]["train"]["shards"]) > 5
-    assert verify(tmp_path / "out") == len(data.train) + len(data.val)
+    assert verify(open_token_data(tmp_path / "out")) == len(data.train) + len(data.val)
     shards = [s["file"] for part in data.meta["splits"].values() for s in part["shards"]]
     assert sorted(content(tmp_path / "out")) == sorted(["meta.json", "tokenizer.json", *shards])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]  # nothing is left lying about
@@ -387,7 +387,7 @@ def test_a_shard_shorter_than_meta_says_is_named_and_a_flipped_byte_is_found(tmp
     raw[100] ^= 1
     path.write_bytes(raw)
     with pytest.raises(UserError, match="train_000002.bin is damaged"):
-        verify(tmp_path / "out")
+        verify(open_token_data(tmp_path / "out"))
     path.write_bytes(raw[:-2])
     with pytest.raises(UserError, match="train_000002.bin has 1998 bytes where meta.json says 1000 tokens"):
         open_token_data(tmp_path / "out")

@@ -370,17 +370,14 @@ def test_row_groups_come_in_another_order_each_epoch_and_every_document_once(tmp
         assert (orders[0] != orders[1] and orders[0] != sorted(orders[0])) == shuffle
 
 
-def test_the_costs_say_what_padding_and_cropping_take():
+def test_a_loader_says_how_many_tokens_cropping_has_dropped():
     documents = texts(400, 60)
-    runs = {}
     for packing in ("concat", "bos"):
         loader = stream(documents, 2, 32, chunk_rows=50, packing=packing)
+        given = 0
         while loader.state["at"][0] < 2:
-            next(loader)
-        runs[packing] = loader.costs
-    assert runs["concat"]["dropped"] == 0
-    assert runs["concat"]["padded"] < 0.02 * runs["concat"]["pairs"]
-    assert runs["bos"]["dropped"] > 0.02 * runs["bos"]["pairs"]
+            given += int((next(loader)[1] >= 0).sum())
+        assert (loader.dropped_tokens > 0.02 * given) if packing == "bos" else not loader.dropped_tokens
 
 
 def test_a_state_of_other_data_or_of_one_rank_only_is_refused():
@@ -445,16 +442,22 @@ def test_too_few_documents_to_hold_one_out_are_refused_with_a_command_that_works
     tmp_path, cache, monkeypatch, key, end
 ):
     monkeypatch.chdir(tmp_path)
-    documents = [d for i in range(40) if not is_held_out(d := f"document {i} " * 9, 0.01)]
+    documents = [d for i in range(40) if not is_held_out(d := f"document {i} " * 9, 0.2)][:3]
     lines = documents if end == "txt" else [json.dumps({key: d}) for d in documents]
     (tmp_path / f"d.{end}").write_text("\n".join(lines))
     how = dict(text_key=key, separator="\\n" if end == "txt" else "")
     with pytest.raises(UserError, match="none fell into validation") as told:
-        open_stream(f"d.{end}", "bpe", 270, **how)
+        open_stream(f"d.{end}", "bpe", 260, **how)
     words = re.search(r"python -m tinygpt.data (.*), and train with", str(told.value))[1]
     assert prepare_command([*shlex.split(words), "--workers", "0"]) == 0
     data = open_data("FOLDER", loader="shard")
-    assert data.tokenizer.n_vocab == 270 and len(data.val) > 0
+    assert data.tokenizer.n_vocab == 260 and len(data.val) > 0
+
+
+def test_a_stream_without_any_text_is_refused_as_what_it_is(tmp_path, cache):
+    (tmp_path / "d.jsonl").write_text('{"text": ""}\n' * 9)
+    with pytest.raises(UserError, match="holds no text"):
+        open_stream(str(tmp_path / "d.jsonl"), "byte")
 
 
 def test_a_start_opens_each_file_once(tmp_path, cache, monkeypatch):

@@ -1,6 +1,7 @@
 import csv
 import gzip
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 import tracemalloc
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +107,21 @@ def test_shakespeare_that_is_not_shakespeare_is_refused(monkeypatch, tmp_path):
     (tmp_path / "tinyshakespeare.txt").write_text("To be or not")
     with pytest.raises(UserError, match="sha256"):
         shakespeare()
+
+
+@pytest.mark.parametrize("sent", [b"<html>Please log in</html>", http.client.IncompleteRead(b"First")])
+def test_what_is_sent_in_place_of_shakespeare_is_refused_and_not_kept(monkeypatch, tmp_path, sent):
+    class Answer:
+        def read(self):
+            if isinstance(sent, Exception):
+                raise sent
+            return sent
+
+    monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path))
+    monkeypatch.setattr(tokens_module.urllib.request, "urlopen", lambda *args, **kwargs: Answer())
+    with pytest.raises(UserError, match="save http.* as .*tinyshakespeare.txt"):
+        shakespeare()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_tokenizer_is_trained_on_the_training_documents_alone(tmp_path):
@@ -407,7 +424,7 @@ def test_what_a_killed_process_left_in_the_cache_is_cleared_away_and_what_a_livi
     assert at_work()  # half a folder, and nobody who would remove it
     words.write_text(words.read_text() + "one more line")
     again = prepare(str(words), "byte")
-    left = sorted(p.name for p in (tmp_path / "cache/tokens").iterdir())
+    left = sorted(p.name for p in (tmp_path / "cache/tokens").iterdir() if p.suffix != ".lock")
     assert left == sorted([small.folder.name, again.folder.name])
 
 
@@ -444,6 +461,21 @@ def test_damaged_tokens_that_another_process_has_made_again_are_kept(words, cach
     monkeypatch.setattr(tokens_module, "open_token_data", slow)
     monkeypatch.setattr(tokens_module, "write_token_data", again)
     assert prepare(str(words), "byte").train[:].tobytes() == whole
+
+
+def test_of_several_that_need_the_same_tokens_at_once_only_one_makes_them(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("TINYGPT_CACHE", str(tmp_path / "cache"))
+    write, made = write_token_data, []
+
+    def slow(*args):
+        made.append(args)
+        time.sleep(0.5)  # long enough for the others to look into the cache
+        write(*args)
+
+    monkeypatch.setattr(tokens_module, "write_token_data", slow)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: prepare(str(words), "byte").fingerprint, range(3)))
+    assert len(made) == 1 and len(set(found)) == 1
 
 
 def test_a_folder_taken_for_an_abandoned_one_before_it_is_locked_is_made_all_the_same(tmp_path, monkeypatch):
@@ -498,6 +530,7 @@ def test_a_disk_that_takes_no_more_ends_in_a_sentence_and_leaves_nothing(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     left = [p for p in tmp_path.rglob("*") if p.name not in ("cache", "tokens", "words.txt")]
+    left = [p for p in left if p.suffix != ".lock"]  # an empty file
     assert not left and not (tmp_path / "tokens").exists()
 
 

@@ -820,6 +820,16 @@ def test_a_run_with_an_objective_of_its_own_that_saved_nothing_is_begun_again_by
         quiet(config, resume=True, objective=Objective(plain_loss))
 
 
+@pytest.mark.parametrize("began, now", [("random", "shard"), ("shard", "stream")])
+def test_a_run_does_not_go_on_with_another_loader(config, began, now):
+    config.data = replace(config.data, loader=began, tokenizer="byte")
+    quiet(config)
+    config.data.loader, config.optim.max_steps = now, 22
+    told = f"resume: loader = {now}, but the run was started with {began}: give that one"
+    with pytest.raises(UserError, match=told):
+        quiet(config, resume=True)
+
+
 @pytest.mark.parametrize("began, now", [("adamw", "muon"), ("muon", "adamw")])
 def test_a_run_does_not_go_on_with_another_optimizer(config, began, now, capsys):
     config.optim.optimizer = began

@@ -15,7 +15,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from .open import open_nanogpt
-from .prepare import prepare_shards, verify, verify_data
+from .prepare import prepare_shards, verify
 from .tokens import EOT_TEXT, open_token_data
 from ..support import UserError, _changed_flags, check_alone, command, parse_options
 
@@ -108,11 +108,10 @@ def prepare(options: Prepare):
 def check(options: Verify):
     "Read a token folder from the first byte to the last and say how much it holds."
     folder = options.folder.expanduser()
-    if (folder / "meta.json").exists() or not (folder / "train.bin").exists():
-        print(f"{folder}: {verify(folder):,} tokens, as meta.json says")
-        return
-    data = open_nanogpt(folder, options.tokenizer)
-    print(f"{folder}: {verify_data(data):,} tokens, all in the vocabulary of {data.tokenizer.n_vocab:,}")
+    is_ours = (folder / "meta.json").exists() or not (folder / "train.bin").exists()
+    data = open_token_data(folder) if is_ours else open_nanogpt(folder, options.tokenizer)
+    told = "as meta.json says" if is_ours else f"all in the vocabulary of {data.tokenizer.n_vocab:,}"
+    print(f"{folder}: {verify(data):,} tokens, {told}")
 
 # %% ../../nbs/more/03_data_command.ipynb #main
 COMMANDS = {"prepare": Prepare, "verify": Verify}

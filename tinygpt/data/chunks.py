@@ -154,6 +154,20 @@ def read_lines(
     return _bounded_lines(file, name)
 
 # %% ../../nbs/more/03_data_chunks.ipynb #jsonl
+def _in_chunks(
+    pieces: Iterable[bytes],  # of a file
+    chunk_rows: int,  # pieces per chunk
+    skip: int,  # chunks to pass over
+) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
+    "(number of the chunk, its pieces with their own numbers, which begin at 1)."
+    rest = islice(enumerate(pieces, 1), skip * chunk_rows, None)
+    for index in count(skip):
+        chunk = list(islice(rest, chunk_rows))
+        if not chunk:
+            return
+        yield index, chunk
+
+
 def read_jsonl(
     file,  # opened for reading bytes
     name: str,  # for notes and errors; its suffix says whether the file is compressed
@@ -162,15 +176,9 @@ def read_jsonl(
     skip: int,  # chunks to skip
 ) -> Iterator[Chunk]:
     "The chunks of a jsonl file, starting at number `skip`. UserError for a line that is not JSON."
-    lines = enumerate(read_lines(file, name), 1)
-    if skip:  # pass over the lines of those chunks
-        next(islice(lines, skip * chunk_rows - 1, None), None)
-    for index in count(skip):
-        batch = list(islice(lines, chunk_rows))
-        if not batch:
-            return
+    for index, lines in _in_chunks(read_lines(file, name), chunk_rows, skip):
         texts, notes = [], []
-        for number, line in batch:
+        for number, line in lines:
             line = line.removeprefix(codecs.BOM_UTF8)  # the byte order mark that Notepad writes
             if line.strip():
                 place = f"{name} line {number}"
@@ -219,15 +227,9 @@ def read_separated(
     "The chunks of a text file that holds many documents, starting at number `skip`."
     blocks = iter(partial(file.read, 1 << 20), b"")
     split = re.compile(_separator_pattern(separator).encode()).split
-    pieces = enumerate(_split_at(blocks, split, name), 1)
-    if skip:
-        next(islice(pieces, skip * chunk_rows - 1, None), None)
-    for index in count(skip):
-        batch = list(islice(pieces, chunk_rows))
-        if not batch:
-            return
+    for index, pieces in _in_chunks(_split_at(blocks, split, name), chunk_rows, skip):
         texts, notes = [], []
-        for number, piece in batch:
+        for number, piece in pieces:
             if piece := piece.strip(b"\r\n"):
                 texts.append(as_text(piece, f"{name} document {number}", notes))
         yield Chunk(index, [t for t in texts if t], notes)

@@ -19,6 +19,7 @@ from .stream import StreamLoader, open_stream
 from tinygpt.data.tokens import (
     TokenData,
     build_tokenizer,
+    check_ids,
     check_text_size,
     holds_tokens,
     open_split,
@@ -112,6 +113,7 @@ def open_nanogpt(
             )
         arrays[split] = open_split([(path, tokens)], dtype, made_by.n_vocab)
         sample = _sample(arrays[split])
+        check_ids(sample, made_by.n_vocab, path)
         size = round(made_by.token_bytes()[sample].sum() * tokens / len(sample))  # bytes of text
         seen = hashlib.sha256(sample.tobytes()).hexdigest()[:16]
         shard = dict(file=path.name, tokens=tokens)

@@ -7,7 +7,7 @@ __all__ = ['LANES', 'Lane', 'ConcatLane', 'pack_best_fit', 'BosLane']
 
 # %% ../../nbs/more/03_data_pack.ipynb #imports
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import deque
 
 import numpy as np
 
@@ -24,17 +24,15 @@ class Lane:
         # (chunk, document in the chunk, token in the document or row in its group); (0, 0, 0) at the start
         cursor: tuple[int, int, int],
         length: int,  # of a row: block_size + 1
-        costs: Counter,  # added to: pairs (trained on), padded (positions), dropped (tokens)
     ):
         self.cursor = tuple(cursor)
         self.length = length
-        self.costs = costs
         # (chunk, document, tokens); (first chunk of the next epoch, 0, None) where an epoch ends
         self.queue = deque()
         self.have = 0  # tokens before the first end of an epoch
         self.ends = 0  # ends of epochs in the queue
         self.row = None  # the next row, once there are enough tokens for it
-        self.dropped = 0  # tokens lost to cropping for this row
+        self.dropped = 0  # tokens lost to cropping so far
 
     def wants(self, chunk: int, document: int) -> bool:
         "Whether a document is still to come; the others were given out before the state was saved."
@@ -53,12 +51,10 @@ class Lane:
     def ready(self) -> bool:
         "Whether there is a row to take."
         while self.row is None:
-            if (row := self._next()) is not None:
-                self.costs.update(pairs=int((row[1:] >= 0).sum()), padded=int((row < 0).sum()))
-                self.row = row
-            elif self.ends:
+            self.row = self._next()
+            if self.row is None and self.ends:
                 self._end_epoch()
-            else:
+            elif self.row is None:
                 return False
         return True
 
@@ -147,8 +143,8 @@ class BosLane(Lane):
 
     pool = 16  # rows; more of them pack better and take more memory
 
-    def __init__(self, cursor: tuple[int, int, int], length: int, costs: Counter):
-        super().__init__(cursor, length, costs)
+    def __init__(self, cursor: tuple[int, int, int], length: int):
+        super().__init__(cursor, length)
         self.rows = []  # of the group, still to be given out
         self.after = None  # the cursor after the group
 
@@ -171,7 +167,6 @@ class BosLane(Lane):
             self.have -= len(tokens)
         rows, dropped = pack_best_fit(group, self.length)
         if self.cursor[2] == 0:  # otherwise the group was counted before the state was saved
-            self.costs["dropped"] += dropped
             self.dropped += dropped
         self.rows = rows[self.cursor[2] :]
         self.after = (chunk, document + 1, 0)

@@ -10,9 +10,9 @@ import queue
 import shlex
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from operator import index
 from typing import Literal
@@ -22,7 +22,14 @@ import torch
 import torch.distributed as dist
 
 from .chunks import Chunk, Report
-from .documents import SUFFIXES, Documents, choose_tokenizer, find_documents, is_held_out
+from tinygpt.data.documents import (
+    SUFFIXES,
+    Documents,
+    choose_tokenizer,
+    dividing_fraction,
+    find_documents,
+    is_held_out,
+)
 from .pack import LANES, Lane
 from tinygpt.data.tokens import (
     CORPORA,
@@ -41,6 +48,7 @@ from ..support import UserError
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/03_data_stream.ipynb #maker
+@dataclass
 class BatchMaker:
     """Reads, deals, tokenizes and packs; its `batches` continue from any state.
 
@@ -48,32 +56,22 @@ class BatchMaker:
     fewest bytes so far: all ranks arrive at the same result without communicating.
     """
 
-    def __init__(
-        self,
-        documents: Documents,
-        tokenizer: Tokenizer,
-        batch_size: int,  # rows of the global batch
-        block_size: int,
-        seed: int,
-        rows: slice,  # the rows of this rank
-        packing: str,  # a key of `LANES`
-        shuffle: bool,
-        val_fraction: float,  # documents to leave out
-        num_threads: int,  # for tokenizing
-    ):
-        self.documents = documents
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size
-        self.length = block_size + 1
-        self.seed = seed
-        self.mine = range(batch_size)[rows]
-        self.packing = packing
-        self.shuffle = shuffle
-        self.val_fraction = val_fraction
-        self.num_threads = num_threads
+    documents: Documents
+    tokenizer: Tokenizer
+    batch_size: int  # rows of the global batch
+    block_size: int
+    seed: int
+    rows: slice  # the rows of this rank
+    packing: str  # a key of `LANES`
+    shuffle: bool
+    val_fraction: float  # documents to leave out
+    num_threads: int  # for tokenizing
+
+    def __post_init__(self):
+        self.mine = range(self.batch_size)[self.rows]
+        self.dtype = token_dtype(self.tokenizer.n_vocab)
         self.report = Report()
         self.first_epoch = 0  # the first that this maker reads
-        self.dtype = token_dtype(tokenizer.n_vocab)
 
     def start(self) -> dict:
         "The state before the first batch."
@@ -89,10 +87,9 @@ class BatchMaker:
         generator = np.random.Philox(key=[self.seed, epoch], counter=[0, 0, file + 1, chunk + 1])
         return np.random.Generator(generator).permutation(size).tolist()
 
-    def batches(self, state: dict) -> Iterator[tuple[np.ndarray, dict, Counter]]:
-        "Endless: rows of this rank (n, block_size + 1) int64, the state after them, the costs so far."
-        costs = Counter()
-        lanes = {row: LANES[self.packing](state["rows"][row], self.length, costs) for row in self.mine}
+    def batches(self, state: dict) -> Iterator[tuple[np.ndarray, dict]]:
+        "Endless: rows of this rank (n, block_size + 1) int64, the state after them."
+        lanes = {row: LANES[self.packing](state["rows"][row], self.block_size + 1) for row in self.mine}
         for row, lane in lanes.items():
             lane.dropped = state["dropped"][row]
         self.first_epoch = state["at"][0]
@@ -118,7 +115,7 @@ class BatchMaker:
                 while all(lane.ready() for lane in lanes.values()):
                     rows = np.stack([lane.take() for lane in lanes.values()])
                     batch += 1
-                    yield rows, self._state(batch, lanes, marks), costs.copy()
+                    yield rows, self._state(batch, lanes, marks)
 
     def _read(
         self,
@@ -275,7 +272,6 @@ class StreamLoader:
         self.device = torch.device(device)
         self.prefetch = prefetch
         self.state = self.maker.start()  # after the last batch given out
-        self.costs = Counter()
         self.report = self.maker.report  # what was odd about the rows read so far
         self.source = None  # of batches, once one has been requested
 
@@ -286,7 +282,7 @@ class StreamLoader:
         if self.source is None:
             batches = self.maker.batches(self.state)
             self.source = Prefetch(batches, self.prefetch) if self.prefetch else batches
-        rows, self.state, self.costs = next(self.source)
+        rows, self.state = next(self.source)
         return to_batch(rows, self.device)
 
     @property
@@ -408,13 +404,14 @@ def _some_held_out(documents: Documents, tokenizer: Tokenizer, fraction: float, 
 
 
 def _none_held_out(documents: Documents, tokenizer: str, vocab_size: int, fraction: float) -> str:
-    "The error message for documents too few to validate on."
+    "The error message for documents of which none is held out."
     words = ["python", "-m", "tinygpt.data", "prepare", documents.source, "FOLDER", "--tokenizer", tokenizer]
     words += ["--vocab-size", str(vocab_size)] if tokenizer == "bpe" else []
     words += ["--text-key", documents.text_key] if documents.text_key != "text" else []
     words += ["--separator", documents.separator] if documents.separator else []
+    words += ["--val-fraction", str(dividing_fraction(documents))]
     return (
         f"data: of the documents of {documents.source} none fell into validation (a fraction of {fraction}): "
-        f"give more documents, or hold out more of them with {shlex.join(words)} --val-fraction 0.1, "
+        f"give more documents, or hold out more of them with {shlex.join(words)}, "
         "and train with --source FOLDER --loader shard"
     )

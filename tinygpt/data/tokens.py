@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['EOT_TEXT', 'SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'ROWS', 'TOKENIZERS', 'OPEN_FILES', 'Corpus',
-           'hold_out', 'encoding_problem', 'source_path', 'check_regular', 'split_text', 'unescape', 'read_text',
-           'sotu', 'shakespeare', 'load_corpus', 'check_no_table', 'tell_passed_over', 'check_text_size',
-           'count_eot_text', 'unsplit_warning', 'build_tokenizer', 'token_dtype', 'sha256_file', 'sha256_once',
-           'owned_path', 'clear_abandoned', 'write_token_data', 'TokenFile', 'map_file', 'Shards', 'meta_problems',
-           'TokenData', 'holds_tokens', 'open_token_data', 'open_split', 'check_ids', 'cache_folder', 'fill_cache',
-           'remember_text', 'prepare']
+           'hold_out', 'encoding_problem', 'source_path', 'check_regular', 'split_text', 'read_text', 'sotu',
+           'shakespeare', 'load_corpus', 'check_no_table', 'tell_passed_over', 'check_text_size', 'count_eot_text',
+           'unsplit_warning', 'build_tokenizer', 'token_dtype', 'sha256_file', 'sha256_once', 'owned_path',
+           'clear_abandoned', 'write_token_data', 'TokenFile', 'map_file', 'Shards', 'meta_problems', 'TokenData',
+           'holds_tokens', 'open_token_data', 'open_split', 'check_ids', 'cache_folder', 'fill_cache', 'remember_text',
+           'prepare']
 
 # %% ../../nbs/more/03_data_tokens.ipynb #imports
 import codecs
@@ -24,12 +24,11 @@ import stat
 import sys
 import time
 import urllib.request
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
@@ -138,19 +137,16 @@ def split_text(
     return [piece for piece in (piece.strip("\r\n") for piece in pieces) if piece]
 
 
-def unescape(separator: str) -> str:
-    "A separator as it is in the text: a shell passes \\n, \\r and \\t as two characters each."
-    return separator.replace("\\r", "\r").replace("\\n", "\n").replace("\\t", "\t")
-
-
 def _separator_pattern(separator: str) -> str:
     "A regular expression for a separator. A line end in it matches any kind: Windows files have \\r\\n."
     try:
         separator.encode()
     except UnicodeEncodeError:
         raise UserError(f"separator = {separator!r} is not UTF-8, which texts are: give text") from None
+    # a shell passes \n, \r and \t as two characters each
+    text = separator.replace("\\r", "\r").replace("\\n", "\n").replace("\\t", "\t")
     # re.escape puts a backslash before a line end
-    return re.escape(unescape(separator).replace("\r\n", "\n")).replace("\\\n", "\r?\n")
+    return re.escape(text.replace("\r\n", "\n")).replace("\\\n", "\r?\n")
 
 # %% ../../nbs/more/03_data_tokens.ipynb #readers
 def read_text(path: Path) -> str:
@@ -195,22 +191,21 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 def shakespeare() -> Corpus:
     "Tiny Shakespeare, 1,115,394 bytes: downloaded once from its usual address, checked, kept in the cache."
     path = cache_dir() / "tinyshakespeare.txt"
-    if not path.exists():
-        try:
-            raw = urllib.request.urlopen(SHAKESPEARE_URL, timeout=20).read()
-        except OSError as error:
-            raise UserError(
-                f"data: Tiny Shakespeare could not be fetched ({error}): "
-                f"save {SHAKESPEARE_URL} as {path}, or give its path as --source"
-            ) from None
+    is_kept = path.exists()
+    by_hand = f"save {SHAKESPEARE_URL} as {path}, or give its path as --source"
+    try:
+        raw = path.read_bytes() if is_kept else urllib.request.urlopen(SHAKESPEARE_URL, timeout=20).read()
+    except (OSError, HTTPException) as error:
+        raise UserError(f"data: Tiny Shakespeare could not be fetched ({error}): {by_hand}") from None
+    if hashlib.sha256(raw).hexdigest() != SHAKESPEARE_SHA256:
+        place, remedy = SHAKESPEARE_URL, by_hand
+        if is_kept:
+            place, remedy = path, "delete it, so that it is fetched again"
+        raise UserError(f"data: {place} is not Tiny Shakespeare (its sha256 differs): {remedy}")
+    if not is_kept:
         with atomic_path(path) as tmp:
             tmp.write_bytes(raw)
-    if hashlib.sha256(path.read_bytes()).hexdigest() != SHAKESPEARE_SHA256:
-        raise UserError(
-            f"data: {path} is not Tiny Shakespeare (its sha256 differs): "
-            "delete it, so that it is fetched again"
-        )
-    train, val = hold_out([read_text(path)])
+    train, val = hold_out([raw.decode()])
     return Corpus("shakespeare", train, val, SHAKESPEARE_URL)
 
 # %% ../../nbs/more/03_data_tokens.ipynb #load-corpus
@@ -506,12 +501,11 @@ class Shards:
     ):
         self.parts = parts
         self.dtype = parts[0].dtype
-        self.ends = list(accumulate(len(p) for p in parts))  # where each part ends in the whole
-        self._ends = np.array(self.ends)  # numpy searches an array, bisect a list; neither copies
+        self.ends = np.cumsum([len(part) for part in parts])  # where each part ends in the whole
         self._map = lru_cache(OPEN_FILES)(map_file)  # the most recently used files stay open
 
     def __len__(self):
-        return self.ends[-1]
+        return int(self.ends[-1])
 
     def part(
         self,
@@ -535,7 +529,7 @@ class Shards:
         start, stop, step = at.indices(len(self))
         if step < 0:
             return self[:][at]
-        k = bisect_right(self.ends, start)  # the part that `start` is in
+        k = np.searchsorted(self.ends, start, side="right")  # the part that `start` is in
         if start < stop <= self.ends[k]:  # within one file: a view, nothing is copied
             tokens, begin = self.part(k)
             return tokens[start - begin : stop - begin : step]
@@ -553,7 +547,7 @@ class Shards:
         at: np.ndarray,  # any shape, each in 0 .. len - 1
     ) -> np.ndarray:
         "The tokens at the positions `at`, in the shape of `at`."
-        which = np.searchsorted(self._ends, at, side="right")  # the file of each position
+        which = np.searchsorted(self.ends, at, side="right")  # the file of each position
         out = np.empty(at.shape, self.dtype)
         for k in np.unique(which).tolist():
             tokens, begin = self.part(k)
@@ -726,15 +720,19 @@ def fill_cache(
     progress: bool = False,  # say what is being built
 ) -> TokenData:
     "The token data in a cache folder, which is made first if it is missing or damaged."
-    if (known := _open_cached(folder)) is not None:
-        return known
+    with suppress(UserError, FileNotFoundError):  # another process may be removing it
+        return open_token_data(folder)
     if progress:
         print(f"tokenizing, once; the tokens are kept in {folder}", file=sys.stderr)
-    corpus, tokenizer = make()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         clear_abandoned(folder.parent)
-        with suppress(FileExistsError):  # another process was faster; its folder is just as good
+        with FileLock(f"{folder}.lock"):  # of several processes, one makes it, and the others wait
+            with suppress(UserError):
+                return open_token_data(folder)
+            if folder.exists():  # damaged
+                shutil.rmtree(folder)
+            corpus, tokenizer = make()
             write_token_data(folder, corpus, tokenizer, progress)
     except OSError as error:
         raise UserError(
@@ -742,20 +740,6 @@ def fill_cache(
             "make room there, or set TINYGPT_CACHE to another folder"
         ) from None
     return open_token_data(folder)
-
-
-def _open_cached(folder: Path) -> TokenData | None:
-    "The token data in a folder of the cache. If it is damaged, None, and it is removed."
-    with suppress(UserError, FileNotFoundError):  # another process may be removing it
-        return open_token_data(folder)
-    if not folder.exists():
-        return None
-    with FileLock(f"{folder}.lock"):  # so that nobody removes what another process has made again
-        with suppress(UserError):
-            return open_token_data(folder)
-        if folder.exists():
-            shutil.rmtree(folder)
-    return None
 
 
 def remember_text(

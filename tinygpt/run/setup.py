@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['LossFn', 'NEXT_TOKEN', 'open_run_data', 'compare_with_compressors', 'initial_model', 'check_vocabulary',
            'check_borders', 'begins_masked', 'mask_lines', 'first_words', 'choose_prompt', 'go_on_command',
-           'last_words', 'check_same', 'Objective', 'kept_settings', 'check_begun', 'Run', 'begin_run', 'check_ranks',
-           'resume_run', 'equip_run', 'next_token_loader', 'open_run', 'take_folder', 'write_config', 'validation_rows',
-           'judge_of', 'score_run']
+           'last_words', 'check_same_data', 'Objective', 'kept_settings', 'check_begun', 'Run', 'begin_run',
+           'check_started_alike', 'resume_run', 'equip_run', 'next_token_loader', 'open_run', 'take_folder',
+           'write_config', 'validation_rows', 'judge_of', 'score_run']
 
 # %% ../../nbs/more/19_run_setup.ipynb #imports
 import copy
@@ -269,7 +269,7 @@ def last_words(
     return f"the last good checkpoint is {newest[0]}; continue with: {go_on_command(config.folder, command)}"
 
 # %% ../../nbs/more/19_run_setup.ipynb #same
-def check_same(
+def check_same_data(
     run: "Run",
     what: str,  # "tokenizer" or "text"
     before: str | None,  # its fingerprint, from the checkpoint; None: an older one does not know
@@ -371,7 +371,7 @@ def check_begun(
     config: TrainConfig,
     objective: Objective,
 ) -> None:
-    "UserError if the run in the config's folder was started with another objective or optimizer."
+    "UserError if the run in the config's folder was started with another objective, optimizer or loader."
     folder = config.folder
     settings = kept_settings(folder, objective.resumed_by)
     if not objective.resumed_by:  # a command compares the settings itself: it allows some to change
@@ -383,11 +383,13 @@ def check_begun(
                 raise UserError(
                     f"resume: {told}: give the same, or start a new run with init_from = {folder}"
                 )
-    optimizer = config.optim.optimizer
-    began = read_json(folder / "config.json").get("optim", {}).get("optimizer", optimizer)
-    if optimizer != began:
-        told = f"optimizer = {optimizer}, but the run was started with {began}"
-        raise UserError(f"resume: {told}: give that one, or start a new run with --init-from {folder}")
+    begun = read_json(folder / "config.json")
+    for group, name in (("optim", "optimizer"), ("data", "loader")):
+        now = getattr(getattr(config, group), name)
+        began = begun.get(group, {}).get(name, now)
+        if now != began:
+            told = f"{name} = {now}, but the run was started with {began}"
+            raise UserError(f"resume: {told}: give that one, or start a new run with --init-from {folder}")
 
 # %% ../../nbs/more/19_run_setup.ipynb #run
 @dataclass
@@ -511,7 +513,7 @@ def begin_run(
 _OF_A_MACHINE = {"out", "source", "tokenizer", "init_from", "device", "threads"}
 
 
-def check_ranks(
+def check_started_alike(
     world: World,
     config: TrainConfig,
     objective: Objective = NEXT_TOKEN,
@@ -546,7 +548,7 @@ def resume_run(
     run.resumed_from = on_first(run.world, lambda: find_checkpoint(run.folder))
     tokenizer = on_all(run.world, lambda: Tokenizer.load(run.resumed_from / "tokenizer.json"))
     now = run.data.tokenizer.fingerprint
-    on_all(run.world, lambda: check_same(run, "tokenizer", tokenizer.fingerprint, now))
+    on_all(run.world, lambda: check_same_data(run, "tokenizer", tokenizer.fingerprint, now))
     saved = on_all(run.world, lambda: load_training_state(run.resumed_from, run.model, **place))
     began, now = saved.get("mask_documents", False), run.config.data.mask_documents
     if now != began:
@@ -584,9 +586,9 @@ def equip_run(
     share = run.parallel.max_ if world.world_size > 1 else None
     run.scaler = LossScaler(run.policy.device, enabled=run.policy.scaler, reduce=share)
     if saved:
-        on_all(world, lambda: check_same(run, "text", saved.get("data"), run.data.fingerprint))
+        on_all(world, lambda: check_same_data(run, "text", saved.get("data"), run.data.fingerprint))
         on_all(world, lambda: run.parallel.load_optimizer_state(saved["optimizer"]))
-        on_all(world, lambda: _find_place(run.loader, saved["loader"], run.config.data.loader))
+        on_all(world, lambda: run.loader.load_state_dict(saved["loader"]))
         run.scaler.load_state_dict(saved["scaler"])
 
 
@@ -599,15 +601,6 @@ def next_token_loader(
     settings = dict(packing=d.packing, rank=world.rank, world_size=world.world_size, device=run.policy.device)
     rows, T, seed = rows or d.batch_size, run.config.model.block_size, run.config.run.seed
     return make_loader(d.loader, run.data, rows, T, seed, **settings)
-
-
-def _find_place(loader, state, kind: str) -> None:
-    "Put the loader where the checkpoint's was. UserError if that was another kind of loader."
-    try:
-        loader.load_state_dict(state)
-    except (KeyError, TypeError):
-        told = f"resume: the checkpoint's place in the data is none for loader = {kind}"
-        raise UserError(f"{told}: give the loader of that run, as its config.json has it") from None
 
 # %% ../../nbs/more/19_run_setup.ipynb #open
 def open_run(
@@ -627,17 +620,16 @@ def open_run(
         told = "a loss of its own needs the logits, all at once: set loss_chunk = 0"
         raise known_to_all(UserError(told))
     world = world or init_world(config.system.device, timeout=1800)
-    check_ranks(world, config, objective, resume=resume, overwrite=overwrite)
+    check_started_alike(world, config, objective, resume=resume, overwrite=overwrite)
     with ExitStack() as claim:
         # rank 0 holds the folder until `claim` is closed: here after an error, otherwise in `Run.close`
         on_first(world, lambda: claim.enter_context(claim_folder(config.folder)))
         if resume == "auto":  # a run that has saved nothing is begun again
             resume = on_first(world, lambda: bool(checkpoints(config.folder)))
             overwrite = not resume
-        if resume:
-            find_tokenizer(config, config.folder)
         on_first(world, lambda: check_folder(config.folder, resume, overwrite))
         if resume:
+            find_tokenizer(config, config.folder)
             on_all(world, lambda: check_begun(config, objective))
         run = begin_run(config, resume, progress, world)
         run.objective = objective
@@ -724,7 +716,7 @@ def score_run(
     if not resume and not config.run.init_from:
         raise UserError("eval_only: there are no weights to score: name a run with --resume, or --init-from")
     world = init_world(config.system.device, timeout=1800)
-    check_ranks(world, config, resume=resume)
+    check_started_alike(world, config, resume=resume)
     if resume:
         check_folder(config.folder, resume, overwrite=False)
         find_tokenizer(config, config.folder)
