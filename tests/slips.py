@@ -1930,7 +1930,7 @@ SLIPS = [
     Slip(
         "checkpoint",
         "save_checkpoint",
-        "atomic_path(folder) as tmp:\n        tmp.mkdir()",
+        "atomic_path(folder, replace=True) as tmp:\n        tmp.mkdir()",
         "contextmanager(lambda: (yield folder))() as tmp:\n        tmp.mkdir(parents=True)",
         "written in place: a crash leaves half a checkpoint",
     ),

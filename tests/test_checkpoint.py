@@ -399,6 +399,12 @@ def test_a_good_checkpoint_is_never_written_over_and_a_damaged_one_is_replaced(r
     assert verify_checkpoint(folder) == "" and sha256_file(folder / "manifest.json") != digest
 
 
+def broken_disk(path):
+    "The files are written, and the last one cannot be brought to disk."
+    if path.name == "manifest.json":
+        raise OSError("the disk is broken")
+
+
 def test_overwrite_replaces_a_good_checkpoint_only_once_the_new_one_is_complete(run, monkeypatch):
     model, opt = build()
     folder = checkpoints(run)[-1]
@@ -407,6 +413,10 @@ def test_overwrite_replaces_a_good_checkpoint_only_once_the_new_one_is_complete(
     digest = sha256_file(folder / "manifest.json")
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no more"):
         patch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(RuntimeError("no more")))
+        save_checkpoint(folder, model, ByteTokenizer(), opt, overwrite=True)
+    assert verify_checkpoint(folder) == "" and sha256_file(folder / "manifest.json") == digest
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is broken"):
+        patch.setattr("tinygpt.support._to_disk", broken_disk)
         save_checkpoint(folder, model, ByteTokenizer(), opt, overwrite=True)
     assert verify_checkpoint(folder) == "" and sha256_file(folder / "manifest.json") == digest
     before = sorted(folder.parent.iterdir())

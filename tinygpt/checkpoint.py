@@ -177,7 +177,7 @@ def save_checkpoint(
     versions = {"torch": torch.__version__, "numpy": np.__version__}
     own = {"threads": torch.get_num_threads(), "versions": versions, "rng": [rng_state()]}
     needed = tensor_bytes([weights, optimizer]) + 100_000
-    with _full_disk_is_a_user_error(folder, needed), atomic_path(folder) as tmp:
+    with _full_disk_is_a_user_error(folder, needed), atomic_path(folder, replace=True) as tmp:
         tmp.mkdir()
         save_file(weights, tmp / "model.safetensors")
         if isinstance(getattr(model, "config", None), GPTConfig):  # any other module: without its form
@@ -189,8 +189,6 @@ def save_checkpoint(
         shutil.copymode(tmp / "state.json", tmp / "model.safetensors")  # else unreadable to others
         manifest = {f.name: sha256_file(f) for f in sorted(tmp.iterdir())}
         (tmp / "manifest.json").write_text(json.dumps(manifest, indent=2))
-        if folder.exists():
-            folder.rename(tmp.parent / "old")  # removed with the temporary folder
     return folder
 
 # %% ../nbs/16_checkpoint.ipynb #verify

@@ -110,11 +110,12 @@ def _to_disk(path: Path):
 @contextmanager
 def atomic_path(
     path,  # str or Path: where the file or folder will be once it is complete
+    replace: bool = False,  # an existing folder too
 ):
     """Yield a temporary path next to `path`; rename it if the block succeeds, remove it if it raises.
 
     The block may create a file or a folder there. An existing file is replaced; an existing folder is
-    an error (`FileExistsError`).
+    an error (`FileExistsError`), without `replace`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,9 @@ def atomic_path(
         _to_disk(inner)
 
         if inner.is_dir() and path.exists():
-            raise FileExistsError(f"{path} exists")
+            if not replace:
+                raise FileExistsError(f"{path} exists")
+            path.rename(tmp / "old")  # removed with the temporary folder
         os.replace(inner, path)
         _to_disk(path.parent)  # now it is safe to remove an older version
     except OSError as error:
