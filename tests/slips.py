@@ -2195,9 +2195,9 @@ SLIPS = [
     ),
     Slip(
         "generate.sample",
-        "Row.key",
-        "if self.next_forced() is not None:",
-        "if False:",
+        "next_tokens",
+        "if forced[i] is None:",
+        "if True:",
         "forced tokens use up draws, and the text behind them is another",
     ),
     Slip(
@@ -2231,8 +2231,8 @@ SLIPS = [
     Slip(
         "generate.sample",
         "next_tokens",
-        "torch.cat([row.key() for row in rows])",
-        "rows[0].key().expand(len(rows))",
+        "generator=row.generator",
+        "generator=rows[0].generator",
         "all rows draw with the first one's numbers",
     ),
     Slip(
