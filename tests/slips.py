@@ -1388,9 +1388,9 @@ SLIPS = [
     # 12
     Slip(
         "accumulate",
-        "count_targets",
-        "int((targets != -100).sum())",
-        "targets.numel()",
+        "accumulate_gradients",
+        "total = (y != -100).sum()",
+        "total = y.numel()",
         "ignored targets are counted",
     ),
     Slip(
