@@ -102,6 +102,7 @@ SLIPS = [
         "shutil.copy(inner, path)",
         "a copy, which a crash can cut short",
     ),
+    Slip("support", "eval_mode", "model.train(training)", "pass", "the model is left in eval mode"),
     Slip(
         "support",
         "check_exercise",
@@ -2047,7 +2048,7 @@ SLIPS = [
         "pass",
         "each rank scores its own rows only (nanoGPT, litgpt)",
     ),
-    Slip("evaluate.score", "score_rows", "model.train(training)", "pass", "the model is left in eval mode"),
+    Slip("evaluate.score", "score_rows", "with eval_mode(model):", "if True:", "dropout stays on"),
     Slip(
         "evaluate.score",
         "score_rows",
@@ -2252,9 +2253,9 @@ SLIPS = [
     Slip(
         "generate.sample",
         "decode_rows",
-        "model.train(training)",
-        "pass",
-        "the model is left in eval mode",
+        "with eval_mode(model):",
+        "if True:",
+        "dropout stays on",
     ),
     Slip(
         "generate.sample",

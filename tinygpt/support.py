@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['PALETTE', 'UserError', 'file_problem', 'read_json', 'finite', 'atomic_path', 'hold_lock', 'cache_dir', 'Timing',
            'synchronize', 'measure_time', 'peak_bytes', 'plot_style', 't_share', 't_quantile', 'interval', 'Optimizer',
-           'TorchAdamW', 'Undrawn', 'gpu_record', 'check_exercise', 'check_alone', 'command', 'parse_options']
+           'TorchAdamW', 'Undrawn', 'eval_mode', 'gpu_record', 'check_exercise', 'check_alone', 'command',
+           'parse_options']
 
 # %% ../nbs/more/00_support.ipynb #imports
 import dataclasses
@@ -386,6 +387,19 @@ class Undrawn(TorchFunctionMode):
         if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
             return args[0]
         return func(*args, **kwargs)
+
+# %% ../nbs/more/00_support.ipynb #eval-mode
+@contextmanager
+def eval_mode(
+    model,  # a module, or what has its `training`, `eval` and `train`
+):
+    "In this block the model is in eval mode; afterwards it is in the mode that it had."
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 # %% ../nbs/more/00_support.ipynb #gpu-record
 def _cell(value) -> str:

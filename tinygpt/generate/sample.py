@@ -15,7 +15,7 @@ from itertools import repeat
 import torch
 
 from ..model import GPT, KVCache
-from ..support import UserError
+from ..support import UserError, eval_mode
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/18_generate.ipynb #sample
@@ -286,9 +286,7 @@ def decode_rows(
     for place, row in zip(ids, rows):
         place[: len(row.prompt)] = torch.tensor(row.prompt)
     next_logits = NextLogits(model, use_cache, ids.shape[1])
-    training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         while going:
             n = min(len(row.prompt) + len(row.new) for row in going)  # the next column that a row fills
             logits = next_logits(ids[:, :n])
@@ -310,8 +308,6 @@ def decode_rows(
                 going = [going[i] for i in stay]
                 ids = ids[stay]
                 next_logits.keep(torch.tensor(stay, dtype=torch.int64))
-    finally:
-        model.train(training)
 
 # %% ../../nbs/18_generate.ipynb #batch
 def generate_batch(
