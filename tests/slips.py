@@ -1973,8 +1973,8 @@ SLIPS = [
     Slip(
         "checkpoint",
         "prune",
-        "stay.update(_first_good(rank_by_loss(run), 1))",
-        "pass",
+        "{*newest, *_first_good(rank_by_loss(run), 1)}",
+        "set(newest)",
         "the best one is removed",
     ),
     Slip("checkpoint", "prune", "_first_good(found[::-1], keep)", "found[::-1][:keep]", "damaged ones count"),

@@ -274,9 +274,8 @@ def _first_good(folders: list[Path], count: int) -> list[Path]:
 def prune(
     run: Path,
     keep: int,  # how many of the newest good ones stay, at least 1
-    best: bool = True,  # the one with the lowest validation loss stays too
 ) -> list[Path]:
-    """Remove the other checkpoints of a run; return what is left, oldest first.
+    """Remove the others but the one with the lowest validation loss; return what is left, oldest first.
 
     A damaged one does not count. It stays while it is the newest: the run will write it anew. If none is
     good, nothing is removed. A checkpoint is renamed, then removed; what a killed call has left
@@ -292,9 +291,7 @@ def prune(
     newest = _first_good(found[::-1], keep)
     if not newest:
         return found
-    stay = set(newest)
-    if best:
-        stay.update(_first_good(rank_by_loss(run), 1))
+    stay = {*newest, *_first_good(rank_by_loss(run), 1)}
     for folder in found[: found.index(newest[0])]:
         if folder not in stay:
             gone = folder.with_name(f".{folder.name}.removed")
