@@ -102,6 +102,7 @@ SLIPS = [
         "shutil.copy(inner, path)",
         "a copy, which a crash can cut short",
     ),
+    Slip("support", "eval_mode", "model.train(training)", "pass", "the model is left in eval mode"),
     Slip(
         "support",
         "check_exercise",
@@ -1388,9 +1389,9 @@ SLIPS = [
     # 12
     Slip(
         "accumulate",
-        "count_targets",
-        "int((targets != -100).sum())",
-        "targets.numel()",
+        "accumulate_gradients",
+        "total = (y != -100).sum()",
+        "total = y.numel()",
         "ignored targets are counted",
     ),
     Slip(
@@ -1930,7 +1931,7 @@ SLIPS = [
     Slip(
         "checkpoint",
         "save_checkpoint",
-        "atomic_path(folder) as tmp:\n        tmp.mkdir()",
+        "atomic_path(folder, replace=True) as tmp:\n        tmp.mkdir()",
         "contextmanager(lambda: (yield folder))() as tmp:\n        tmp.mkdir(parents=True)",
         "written in place: a crash leaves half a checkpoint",
     ),
@@ -1972,8 +1973,8 @@ SLIPS = [
     Slip(
         "checkpoint",
         "prune",
-        "stay.update(_first_good(rank_by_loss(run), 1))",
-        "pass",
+        "{*newest, *_first_good(rank_by_loss(run), 1)}",
+        "set(newest)",
         "the best one is removed",
     ),
     Slip("checkpoint", "prune", "_first_good(found[::-1], keep)", "found[::-1][:keep]", "damaged ones count"),
@@ -2047,7 +2048,7 @@ SLIPS = [
         "pass",
         "each rank scores its own rows only (nanoGPT, litgpt)",
     ),
-    Slip("evaluate.score", "score_rows", "model.train(training)", "pass", "the model is left in eval mode"),
+    Slip("evaluate.score", "score_rows", "with eval_mode(model):", "if True:", "dropout stays on"),
     Slip(
         "evaluate.score",
         "score_rows",
@@ -2195,9 +2196,9 @@ SLIPS = [
     ),
     Slip(
         "generate.sample",
-        "Row.key",
-        "if self.next_forced() is not None:",
-        "if False:",
+        "next_tokens",
+        "if forced[i] is None:",
+        "if True:",
         "forced tokens use up draws, and the text behind them is another",
     ),
     Slip(
@@ -2231,8 +2232,8 @@ SLIPS = [
     Slip(
         "generate.sample",
         "next_tokens",
-        "torch.cat([row.key() for row in rows])",
-        "rows[0].key().expand(len(rows))",
+        "generator=row.generator",
+        "generator=rows[0].generator",
         "all rows draw with the first one's numbers",
     ),
     Slip(
@@ -2252,9 +2253,9 @@ SLIPS = [
     Slip(
         "generate.sample",
         "decode_rows",
-        "model.train(training)",
-        "pass",
-        "the model is left in eval mode",
+        "with eval_mode(model):",
+        "if True:",
+        "dropout stays on",
     ),
     Slip(
         "generate.sample",

@@ -192,6 +192,20 @@ def test_where_the_text_of_a_run_is_gone_or_another_one_it_is_told(config, words
     assert call(trained) == 2 and "name one with --data" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "part, value",
+    [("data", []), ("data", {"micro_batch_size": "4"}), ("system", 3), ("system", {"loss_chunk": -3})],
+)
+def test_a_run_whose_settings_are_damaged_is_told_also_where_the_text_is_named(tmp_path, capsys, part, value):
+    model = GPT(GPTConfig.gpt2(vocab_size=257, block_size=16, n_layer=1, n_head=1, n_embd=8))
+    save_checkpoint(tmp_path / "run/checkpoints/step_000001", model, ByteTokenizer())
+    (tmp_path / "text.txt").write_text("words " * 50)
+    (tmp_path / "run/config.json").write_text(json.dumps({part: value}))
+    assert call(tmp_path / "run", "--data", tmp_path / "text.txt") == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path / 'run/config.json'}: {part}.") and said.count("\n") == 1
+
+
 def test_texts_come_from_files_whole_and_from_folders_held_out(tmp_path):
     tok = ByteTokenizer()
     (tmp_path / "a.txt").write_text("The whole file.", encoding="utf-8")

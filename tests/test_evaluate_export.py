@@ -244,6 +244,8 @@ def test_writing_stops_at_the_string_at_eot_and_at_the_limit():
     stop = free[2:4]
     assert write_until(model, ByteTokenizer(), "ab", [stop, "never"], 30) == free[: free.index(stop)]
     assert len(write_until(model, ByteTokenizer(), "", [], 5).encode()) <= 15
+    model.config.dropout = 0.9
+    assert write_until(model.train(), ByteTokenizer(), "ab", [], 30) == free and model.training
     for p in model.parameters():
         torch.nn.init.zeros_(p)
     model.lm_head.weight.data[256] = 0  # all alike: argmax takes id 0

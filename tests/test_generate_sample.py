@@ -17,7 +17,6 @@ from tinygpt.generate.sample import (
     decode_rows,
     draw_tokens,
     generate_batch,
-    generate_tokens,
     sampling_probs,
     seeded_rows,
     show_rows,
@@ -281,9 +280,8 @@ def test_temperature_zero_is_greedy_and_ties_take_the_first():
 
 
 def tokens_of(model, ids, n, seed=0, **how):
-    "(n, B): all that `generate_tokens` yields."
-    generator = torch.Generator().manual_seed(seed)
-    return torch.stack(list(generate_tokens(model, ids, n, generator=generator, **how)))
+    "(n, B): the new tokens of these prompts."
+    return torch.tensor(generate_batch(model, ids.tolist(), n, seed=seed, **how)).T
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -336,8 +334,8 @@ def test_each_row_draws_from_its_own_seed(model):
     assert together != generate_batch(model, prompts, 12, seed=6)
     assert together[0] != together[2]  # one prompt, two seeds
     assert generate_batch(model, prompts, 12) != generate_batch(model, prompts, 12)
-    seeded = generate_tokens(model, torch.tensor([[9]]), 12, generator=torch.Generator().manual_seed(6))
-    assert together[1] == [token.item() for token in seeded]
+    row = Row([9], torch.Generator().manual_seed(6))
+    assert together[1] == [row.new[-1] for _ in decode_rows(model, [row], 12)]
 
 
 def test_a_row_ends_at_eot_and_the_others_go_on(model):
@@ -362,8 +360,6 @@ def test_a_batch_without_rows_or_without_new_tokens_is_empty_and_an_empty_prompt
     assert generate_batch(model, [], 5) == [] and generate_batch(model, [[1], [2, 3]], 0) == [[], []]
     with pytest.raises(UserError, match="empty"):
         generate_batch(model, [[1], []], 5)
-    with pytest.raises(UserError, match="empty"):
-        next(generate_tokens(model, torch.zeros(1, 0, dtype=torch.long), 1))
 
 
 def test_prompts_seeds_and_ends_of_other_types_mean_the_same(model):
@@ -401,9 +397,9 @@ def test_a_seed_repeats_the_text_and_rows_differ(model):
 
 def test_greedy_equals_the_argmax_of_the_model(model):
     ids = torch.tensor([[5, 6, 7]])
-    for token in generate_tokens(model, ids, 8, temperature=0):
-        assert token.item() == model.eval()(ids)[0][0, -1].argmax().item()
-        ids = torch.cat([ids, token[:, None]], dim=1)
+    for token in generate_batch(model, ids.tolist(), 8, temperature=0)[0]:
+        assert token == model.eval()(ids)[0][0, -1].argmax().item()
+        ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
 
 
 def test_ids_of_the_padding_are_never_drawn(model):
@@ -413,9 +409,10 @@ def test_ids_of_the_padding_are_never_drawn(model):
 
 def test_the_model_comes_back_in_the_mode_it_was_in(model):
     model.train()
-    tokens = generate_tokens(model, torch.tensor([[1]]), 3)
-    next(tokens)
-    tokens.close()  # the reader stopped early
+    steps = decode_rows(model, seeded_rows([[1]], 0), 3)
+    next(steps)
+    assert not model.training
+    steps.close()  # the reader stopped early
     assert model.training
 
 
@@ -448,9 +445,8 @@ def test_the_cache_has_room_for_what_is_asked_for_and_not_for_the_whole_context(
 
     monkeypatch.setattr(module, "KVCache", noting)
     model = GPT(GPTConfig.llama(vocab_size=31, block_size=4096, n_layer=1, n_head=2, n_embd=16))
-    ids = torch.zeros(1, 5, dtype=torch.int64)
-    cached = [t.item() for t in generate_tokens(model, ids, 12, temperature=0)]
-    assert cached == [t.item() for t in generate_tokens(model, ids, 12, temperature=0, use_cache=False)]
+    cached = generate_batch(model, [[0] * 5], 12, temperature=0)
+    assert cached == generate_batch(model, [[0] * 5], 12, temperature=0, use_cache=False)
     assert len(generate_batch(model, [[1], [1, 2, 3]], 6)[0]) == 6
     assert rooms == [17, 9]
 

@@ -208,6 +208,9 @@ def test_what_is_no_run_is_told_in_one_sentence(capsys, a_run, tmp_path):
     (tmp_path / "theirs/config.json").write_text('{"model_type": "llama"}')
     for argv, words in (
         ([str(tmp_path / "nowhere")], "holds no config.json"),
+        ([tmp_path.root], "holds no config.json"),
+        ([tmp_path.root + tmp_path.parts[1]], "holds no config.json"),
+        ([""], "holds no config.json"),
         ([str(tmp_path / "theirs")], "holds no settings of a run"),
         ([str(folder), "--variant", "llama"], "leave --variant out"),
         ([str(folder), "--batch-size", "many"], "--batch-size"),

@@ -26,6 +26,7 @@ from tinygpt.support import (
     check_alone,
     check_exercise,
     command,
+    eval_mode,
     file_problem,
     gpu_record,
     hold_lock,
@@ -107,6 +108,15 @@ def test_a_folder_that_another_process_makes_at_the_last_moment_is_kept(tmp_path
     with pytest.raises(FileExistsError), atomic_path(place) as tmp:
         tmp.mkdir()
     assert [p.name for p in tmp_path.iterdir()] == ["run"] and (place / "theirs").exists()
+
+
+def test_a_model_is_in_eval_mode_for_the_while_and_then_in_the_mode_it_had():
+    for training in (True, False):
+        layer = torch.nn.Dropout().train(training)
+        with pytest.raises(KeyError), eval_mode(layer):
+            assert not layer.training
+            raise KeyError
+        assert layer.training is training
 
 
 def test_cache_dir_is_where_the_variable_says(monkeypatch, tmp_path):

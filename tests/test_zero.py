@@ -701,6 +701,10 @@ def claimed_twice(world):
             if first == "optimizer":  # once it has let go, the wrapper is welcome
                 made.detach()
                 wrap(net)
+    net = nn.Linear(4, 4)
+    with contextlib.suppress(TypeError):
+        wrap_ddp(net, world, no_such_option=True)
+    wrap_ddp(net, world)  # a wrapper that could not be made holds nothing
     return said
 
 

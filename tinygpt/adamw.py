@@ -129,9 +129,9 @@ def adamw_groups(
 ) -> list[dict]:
     """Groups that hold each parameter which needs a gradient exactly once: what decays, then the vectors.
 
-    A group has `kind` "adamw", `params`, and all settings of `AdamW`. The trainer sets that
-    of embeddings; the other multipliers are for experiments. UserError for one of a role that the model does
-    not have, and for one below 0.
+    A group has `kind` "adamw", `params`, and all settings of `AdamW`. Of the multipliers the trainer sets
+    one, the rate of embeddings; the others are for experiments. UserError for a role that the model does not
+    have, and for a multiplier below 0.
     """
     roles = parameter_roles(model)
     lr_multipliers = lr_multipliers or {}

@@ -177,7 +177,7 @@ def save_checkpoint(
     versions = {"torch": torch.__version__, "numpy": np.__version__}
     own = {"threads": torch.get_num_threads(), "versions": versions, "rng": [rng_state()]}
     needed = tensor_bytes([weights, optimizer]) + 100_000
-    with _full_disk_is_a_user_error(folder, needed), atomic_path(folder) as tmp:
+    with _full_disk_is_a_user_error(folder, needed), atomic_path(folder, replace=True) as tmp:
         tmp.mkdir()
         save_file(weights, tmp / "model.safetensors")
         if isinstance(getattr(model, "config", None), GPTConfig):  # any other module: without its form
@@ -189,8 +189,6 @@ def save_checkpoint(
         shutil.copymode(tmp / "state.json", tmp / "model.safetensors")  # else unreadable to others
         manifest = {f.name: sha256_file(f) for f in sorted(tmp.iterdir())}
         (tmp / "manifest.json").write_text(json.dumps(manifest, indent=2))
-        if folder.exists():
-            folder.rename(tmp.parent / "old")  # removed with the temporary folder
     return folder
 
 # %% ../nbs/16_checkpoint.ipynb #verify
@@ -276,9 +274,8 @@ def _first_good(folders: list[Path], count: int) -> list[Path]:
 def prune(
     run: Path,
     keep: int,  # how many of the newest good ones stay, at least 1
-    best: bool = True,  # the one with the lowest validation loss stays too
 ) -> list[Path]:
-    """Remove the other checkpoints of a run; return what is left, oldest first.
+    """Remove the others but the one with the lowest validation loss; return what is left, oldest first.
 
     A damaged one does not count. It stays while it is the newest: the run will write it anew. If none is
     good, nothing is removed. A checkpoint is renamed, then removed; what a killed call has left
@@ -294,9 +291,7 @@ def prune(
     newest = _first_good(found[::-1], keep)
     if not newest:
         return found
-    stay = set(newest)
-    if best:
-        stay.update(_first_good(rank_by_loss(run), 1))
+    stay = {*newest, *_first_good(rank_by_loss(run), 1)}
     for folder in found[: found.index(newest[0])]:
         if folder not in stay:
             gone = folder.with_name(f".{folder.name}.removed")

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['PALETTE', 'UserError', 'file_problem', 'read_json', 'finite', 'atomic_path', 'hold_lock', 'cache_dir', 'Timing',
            'synchronize', 'measure_time', 'peak_bytes', 'plot_style', 't_share', 't_quantile', 'interval', 'Optimizer',
-           'TorchAdamW', 'Undrawn', 'gpu_record', 'check_exercise', 'check_alone', 'command', 'parse_options']
+           'TorchAdamW', 'Undrawn', 'eval_mode', 'gpu_record', 'check_exercise', 'check_alone', 'command',
+           'parse_options']
 
 # %% ../nbs/more/00_support.ipynb #imports
 import dataclasses
@@ -110,11 +111,12 @@ def _to_disk(path: Path):
 @contextmanager
 def atomic_path(
     path,  # str or Path: where the file or folder will be once it is complete
+    replace: bool = False,  # an existing folder too
 ):
     """Yield a temporary path next to `path`; rename it if the block succeeds, remove it if it raises.
 
     The block may create a file or a folder there. An existing file is replaced; an existing folder is
-    an error (`FileExistsError`).
+    an error (`FileExistsError`), without `replace`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +131,9 @@ def atomic_path(
         _to_disk(inner)
 
         if inner.is_dir() and path.exists():
-            raise FileExistsError(f"{path} exists")
+            if not replace:
+                raise FileExistsError(f"{path} exists")
+            path.rename(tmp / "old")  # removed with the temporary folder
         os.replace(inner, path)
         _to_disk(path.parent)  # now it is safe to remove an older version
     except OSError as error:
@@ -383,6 +387,19 @@ class Undrawn(TorchFunctionMode):
         if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
             return args[0]
         return func(*args, **kwargs)
+
+# %% ../nbs/more/00_support.ipynb #eval-mode
+@contextmanager
+def eval_mode(
+    model,  # a module, or what has its `training`, `eval` and `train`
+):
+    "In this block the model is in eval mode; afterwards it is in the mode that it had."
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 # %% ../nbs/more/00_support.ipynb #gpu-record
 def _cell(value) -> str:

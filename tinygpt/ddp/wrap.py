@@ -263,15 +263,20 @@ def wrap_ddp(
     **options,  # of DistributedDataParallel, such as find_unused_parameters
 ) -> DistributedDataParallel:
     "torch's DDP: rank 0's weights on all, gradients averaged in buckets while backward runs."
-    claim_gradients([p for p in model.parameters() if p.requires_grad], "DistributedDataParallel")
+    params = [p for p in model.parameters() if p.requires_grad]
+    claim_gradients(params, "DistributedDataParallel")
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     # a GPT's only buffer is a table of constants: nothing to send in every forward
     options = {buffers: False} | options
     device_ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(
-        model, device_ids=device_ids, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, **options
-    )
+    try:
+        return DistributedDataParallel(
+            model, device_ids=device_ids, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, **options
+        )
+    except Exception:
+        release_gradients(params)  # nobody averages them, so another try is welcome
+        raise
 
 # %% ../../nbs/13_ddp.ipynb #wrap-fsdp
 def wrap_fsdp(

@@ -132,8 +132,14 @@ def memory_settings(
     "(rows per forward, tokens whose logits exist at one time) that the run's own settings allow."
     path = _home(checkpoint) / "config.json"
     settings = read_json(path, dict) if path.exists() else {}
-    micro = settings.get("data", {}).get("micro_batch_size") or 16
-    return min(16, micro), settings.get("system", {}).get("loss_chunk", 0)
+    found = []
+    for part, name in (("data", "micro_batch_size"), ("system", "loss_chunk")):
+        values = settings.get(part, {})
+        value = values.get(name) if isinstance(values, dict) else str(values)
+        if value is not None and (type(value) is not int or value < 0):
+            raise UserError(f"{path}: {part}.{name} = {value!r} is not a whole number from 0 on: restore it")
+        found.append(value or 0)
+    return min(16, found[0] or 16), found[1]
 
 
 def evaluate_text(
@@ -307,7 +313,9 @@ def evaluate_options(options: Options, world: World) -> None:
     check_alike(world, asked, "start all of them with the same command")
     opened = on_all(world, lambda: open_asked(options, world))
     model, tokenizer, checkpoint, data, content = opened
-    fitting, loss_chunk = memory_settings(checkpoint) if _is_ours(checkpoint) else (16, 0)
+    fitting, loss_chunk = 16, 0
+    if _is_ours(checkpoint):
+        fitting, loss_chunk = on_all(world, lambda: memory_settings(checkpoint))
     batch_size = options.batch_size or fitting
     if world.world_size > 1:
         raw = repr(content).encode() if options.task else np.asarray(content[:]).tobytes()

@@ -16,7 +16,7 @@ import torch
 from .tasks import TASKS, continuation_losses, encode_pair
 from ..model import GPT
 from ..model_hf import config_to_hf, export_hf
-from ..support import UserError, atomic_path
+from ..support import UserError, atomic_path, eval_mode
 from ..tokenizer import Tokenizer, byte_spelling
 from ..tokenizer_special import SpecialTokenizer
 
@@ -208,14 +208,15 @@ def write_until(
     device = next(model.parameters()).device
     ids = tokenizer.encode(prompt) if prompt else [tokenizer.eot]
     new = []
-    for _ in range(max_new_tokens):
-        x = torch.tensor([(ids + new)[-model.config.block_size :]], device=device)
-        token = model(x)[0][0, -1].argmax().item()
-        if token in tokenizer.ends:
-            break
-        new.append(token)
-        if any(stop in tokenizer.decode(new) for stop in until):
-            break
+    with eval_mode(model):
+        for _ in range(max_new_tokens):
+            x = torch.tensor([(ids + new)[-model.config.block_size :]], device=device)
+            token = model(x)[0][0, -1].argmax().item()
+            if token in tokenizer.ends:
+                break
+            new.append(token)
+            if any(stop in tokenizer.decode(new) for stop in until):
+                break
     text = tokenizer.decode(new)
     ends = [text.index(stop) for stop in until if stop in text]
     return text[: min([len(text), *ends])]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ..ddp.world import World
 from ..model import GPT
-from ..support import UserError, t_quantile
+from ..support import UserError, eval_mode, t_quantile
 
 # %% ../../nbs/17_evaluate.ipynb #windows
 def eval_windows(
@@ -99,10 +99,8 @@ def score_rows(
     if batch_size < 1:
         raise UserError(f"batch_size = {batch_size}: choose 1 or more")
     device = next(model.parameters()).device
-    training = model.training
     table = torch.zeros(len(rows), 3, dtype=torch.float64)
-    model.eval()
-    try:
+    with eval_mode(model):
         for start in range(0, len(rows), batch_size * world_size):
             first = start + rank * batch_size
             mine = np.arange(first, min(first + batch_size, len(rows)))
@@ -115,8 +113,6 @@ def score_rows(
                 sizes = torch.from_numpy(np.where(counts, token_bytes[y.clamp(min=0).numpy()], 0))
                 nats = losses.to("cpu", torch.float64).sum(1)
                 table[mine] = torch.stack([nats, counts.sum(1), sizes.sum(1)], 1).double()
-    finally:
-        model.train(training)
     if world_size > 1:
         table = table.to(device)
         dist.all_reduce(table)

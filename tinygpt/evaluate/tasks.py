@@ -30,7 +30,7 @@ from ..data.documents import find_documents
 from ..ddp.world import World
 from .score import ratio_interval
 from ..model import GPT
-from ..support import UserError
+from ..support import UserError, eval_mode
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/17_evaluate_tasks.ipynb #encode-pair
@@ -88,10 +88,8 @@ def continuation_losses(
         windows += [(i, ids, k) for ids, k in pair_windows(*pair, model.config.block_size)]
     windows.sort(key=lambda w: -len(w[1]))  # longest first: what does not fit into memory fails at once
     device = next(model.parameters()).device
-    training = model.training
     table = torch.zeros(len(pairs), 2, dtype=torch.float64)  # nats, targets that were not the likeliest
-    model.eval()
-    try:
+    with eval_mode(model):
         for start in range(0, len(windows), batch_size * world_size):
             mine = windows[start + rank * batch_size :][:batch_size]
             # all processes take part in every forward, see `score_rows`
@@ -100,8 +98,6 @@ def continuation_losses(
             wrong = ((logits.argmax(-1).cpu() != y) & (y != -100)).sum(1)
             for (i, _, _), nats, misses in zip(mine, losses.to("cpu", torch.float64).sum(1), wrong):
                 table[i] += torch.stack([nats, misses.double()])
-    finally:
-        model.train(training)
     if world_size > 1:
         table = table.to(device)
         dist.all_reduce(table)

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['likeliest', 'sampling_probs', 'check_sampling', 'context_start', 'NextLogits', 'Row', 'seeded_rows', 'check_rows',
-           'draw_tokens', 'next_tokens', 'look_up', 'decode_rows', 'generate_batch', 'generate_tokens', 'split_at_stop',
-           'show_rows']
+           'draw_tokens', 'next_tokens', 'look_up', 'decode_rows', 'generate_batch', 'split_at_stop', 'show_rows']
 
 # %% ../../nbs/18_generate.ipynb #imports
 import codecs
@@ -16,7 +15,7 @@ from itertools import repeat
 import torch
 
 from ..model import GPT, KVCache
-from ..support import UserError
+from ..support import UserError, eval_mode
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/18_generate.ipynb #sample
@@ -171,12 +170,6 @@ class Row:
         "The token that must come next; None if any may."
         return self.forced[len(self.new)] if len(self.new) < len(self.forced) else None
 
-    def key(self) -> torch.Tensor:
-        "The random number that its next token is drawn with, (1,) int64. A forced token needs none: 0."
-        if self.next_forced() is not None:
-            return torch.zeros(1, dtype=torch.int64)
-        return torch.randint(2**32, (1,), generator=self.generator)
-
     def take(self, token: int, ends: set[int], max_new_tokens: int) -> None:
         "Add a token. One of `ends` is left out, and ends the row."
         if token in ends:
@@ -244,12 +237,15 @@ def next_tokens(
     top_p: float,
 ) -> list[int]:
     "The next token of each row: a forced one, the likeliest, or one that is drawn."
+    forced = [row.next_forced() for row in rows]
     if temperature == 0:  # nothing is drawn
         tokens = likeliest(logits)
     else:
-        keys = torch.cat([row.key() for row in rows])
+        keys = torch.zeros(len(rows), dtype=torch.int64)
+        for i, row in enumerate(rows):
+            if forced[i] is None:  # a forced token uses up no draw
+                keys[i] = torch.randint(2**32, (1,), generator=row.generator)
         tokens = draw_tokens(sampling_probs(logits, temperature, top_k, top_p), keys)
-    forced = [row.next_forced() for row in rows]
     return [token if must is None else must for must, token in zip(forced, tokens.tolist())]
 
 
@@ -290,9 +286,7 @@ def decode_rows(
     for place, row in zip(ids, rows):
         place[: len(row.prompt)] = torch.tensor(row.prompt)
     next_logits = NextLogits(model, use_cache, ids.shape[1])
-    training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         while going:
             n = min(len(row.prompt) + len(row.new) for row in going)  # the next column that a row fills
             logits = next_logits(ids[:, :n])
@@ -314,8 +308,6 @@ def decode_rows(
                 going = [going[i] for i in stay]
                 ids = ids[stay]
                 next_logits.keep(torch.tensor(stay, dtype=torch.int64))
-    finally:
-        model.train(training)
 
 # %% ../../nbs/18_generate.ipynb #batch
 def generate_batch(
@@ -338,23 +330,6 @@ def generate_batch(
     for _ in decode_rows(model, rows, max_new_tokens, temperature, top_k, top_p, ends, use_cache=use_cache):
         pass
     return [row.new for row in rows]
-
-# %% ../../nbs/18_generate.ipynb #generate
-def generate_tokens(
-    model: GPT,
-    ids: torch.Tensor,  # (B, T) int64, T >= 1: the prompts, all of one length
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    generator: torch.Generator | None = None,  # on the CPU: so a seed means the same on every device
-    use_cache: bool = True,  # False: compute everything again for each token; the same tokens, slowly
-) -> Iterator[torch.Tensor]:
-    "Yield the next token of each row, (B,) int64 on the CPU, `max_new_tokens` times."
-    rows = [Row(prompt, generator) for prompt in ids.tolist()]
-    for row in decode_rows(model, rows, max_new_tokens, temperature, top_k, top_p, use_cache=use_cache):
-        if row is rows[-1]:  # the rows take turns: when the last one has its token, all have
-            yield torch.tensor([each.new[-1] for each in rows])
 
 # %% ../../nbs/18_generate.ipynb #stop
 def split_at_stop(

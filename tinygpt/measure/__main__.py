@@ -144,10 +144,10 @@ def options_of_run(
     UserError if there is no run.
     """
     folder = Path(place).expanduser()
-    there = [folder / "config.json", folder.absolute().parents[1] / "config.json"]
+    there = [folder / "config.json", folder.absolute().parent.parent / "config.json"]
     path = next((path for path in there if path.is_file()), None)
     if path is None:
-        raise UserError(f"{place} holds no config.json: give a run's folder, such as runs/laptop")
+        raise UserError(f"{place or '.'} holds no config.json: give a run's folder, such as runs/laptop")
     found = read_json(path)
     try:
         config = GPTConfig.from_dict(found["model"], path)
@@ -257,7 +257,7 @@ def main(argv: list[str]) -> None:
     "`python -m tinygpt.measure [RUN] --tokens 100M`: prints the table."
     check_alone("tinygpt.measure")
     place, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
-    model, default, rows, system = options_of_run(place) if place else (None, Options(), 0, {})
+    model, default, rows, system = (None, Options(), 0, {}) if place is None else options_of_run(place)
     options = parse_options(Options, flags, "python -m tinygpt.measure [RUN]", default=default)
     if model and options.variant != default.variant:
         raise UserError(f"variant = {options.variant}, but {place} has its own: leave --variant out")

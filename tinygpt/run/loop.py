@@ -219,8 +219,8 @@ class Log:
         line = f"step {step + 1}: {numbers}, {took}, {describe(reading)}"
         self.files.say(line, shown=self.progress == "lines")  # with a bar, in log.txt only
         if bad_steps:
-            which = f"step {', '.join(bad_steps)}: loss or gradient not finite, skipped"
-            self.say(f"{which} ({self.bad_in_a_row} in a row now)")
+            what = "loss or gradient not finite (with such a gradient a step is left out)"
+            self.say(f"step {', '.join(bad_steps)}: {what}, {self.bad_in_a_row} in a row now")
 
     def give_up(self, why: str):
         "End the run, on all ranks: a UserError, and a line in the log."
