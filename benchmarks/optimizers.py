@@ -1,11 +1,11 @@
-"""Optimizers, weight decay and schedules on small GPTs: the grids that chapters 10 and 11 draw.
+"""Optimizers, weight decay and schedules on small GPTs: grids that chapter 10 draws, and the log names.
 
     python benchmarks/optimizers.py --threads 1                 # prints; about an hour on one core
     python benchmarks/optimizers.py --threads 1 --save          # and writes results/optimizers.json
     python benchmarks/optimizers.py --threads 1 --save decay    # one part; the others stay as they are
     python benchmarks/optimizers.py --steps 4 --seeds 1         # a trial of the script itself
 
-The models are those of the two pages, on characters of the State of the Union addresses. Within a part all
+The models are those of chapters 10 and 11, on characters of the State of the Union addresses. Within a part all
 sides have the same rates, the same warm-up, the same clipping and the same seeds. A seed chooses the initial
 weights and the batches. The loss is that of held-out text, the same rows for every run.
 
