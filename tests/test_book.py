@@ -11,7 +11,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient.exceptions import DeadKernelError
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -375,8 +374,7 @@ def test_forked_kernels_share_nothing_but_what_was_imported(tmp_path, capfd):
     assert capfd.readouterr().err == ""
     nb.cells[-1].source = "os._exit(1)"
     nbformat.write(nb, page)
-    with pytest.raises(DeadKernelError):
-        book.run([page], write=False, jobs=2)
+    assert book.run([page], write=False, jobs=2)  # a kernel that dies is one that fails
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
