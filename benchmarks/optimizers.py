@@ -5,9 +5,9 @@
     python benchmarks/optimizers.py --threads 1 --save decay    # one part; the others stay as they are
     python benchmarks/optimizers.py --steps 4 --seeds 1         # a trial of the script itself
 
-The models are those of chapters 10 and 11, on characters of the State of the Union addresses. Within a part all
-sides have the same rates, the same warm-up, the same clipping and the same seeds. A seed chooses the initial
-weights and the batches. The loss is that of held-out text, the same rows for every run.
+The models are those of chapters 10 and 11, on characters of the State of the Union addresses. Within a part
+all sides have the same rates, the same warm-up, the same clipping and the same seeds. A seed chooses the
+initial weights and the batches. The loss is that of held-out text, the same rows for every run.
 
 Three seeds choose the rates. Eight others, which chose nothing, compare: `compare-optimizers`,
 `compare-pieces` (of Adam), `compare`, `compare-short` and `compare-longer` (schedules), each way at its best
