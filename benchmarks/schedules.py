@@ -43,9 +43,9 @@ and a claim of 1 to 6 counts as decided only if it is decided the same way at th
 the two.
 
 Also added: without a warm-up the constant rate was best at 0.001 (1.823), past a hump, and with one nothing
-below 0.002 had been tried. So "constant" and both lines from 80 % are tuned at 0.001, 0.0014 and 0.002 as well
-(`--also`), the other ways with a warm-up at 0.0014 and 0.002. The lines without one were not: their lowest
-rates are 0.002 and 0.0028.
+below 0.002 had been tried. So "constant" and both lines from 80 % are tuned at 0.001, 0.0014 and 0.002 as
+well (`--also`), the other ways with a warm-up at 0.0014 and 0.002. The lines without one were not: their
+lowest rates are 0.002 and 0.0028.
 
 Longer runs (`--steps 4800`), at 0.0014 and 0.0028 for all ways, four seeds; written before the first of them.
 Known: after 1,200 steps at equal rates "line 5 to 0" ends 0.024 to 0.028 above "line 80 to 0", and
