@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tinygpt.data import documents as data_documents
 from tinygpt.data.chunks import Report
-from tinygpt.data.documents import HUB, choose_tokenizer, find_documents, is_held_out
+from tinygpt.data.documents import HUB, choose_tokenizer, dividing_fraction, find_documents, is_held_out
 from tinygpt.data.tokens import load_corpus
 from tinygpt.support import UserError
 
@@ -513,3 +513,19 @@ def fingerprint_with(documents, **settings):
     vars(other).update(settings)
     vars(other).pop("fingerprint", None)  # which the copy has from the other
     return other.fingerprint
+
+
+@pytest.mark.parametrize("count", [2, 3, 50])
+def test_the_fraction_that_divides_holds_out_one_document_with_its_copies(tmp_path, count):
+    texts = [f"document {i % count}" for i in range(2 * count)]  # each twice
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    fraction = dividing_fraction(find_documents(str(path)))
+    assert len({text for text in texts if is_held_out(text, fraction)}) == 1
+
+
+def test_one_document_cannot_be_divided(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps({"text": "alone"}) + "\n")
+    with pytest.raises(UserError, match="holds one document"):
+        dividing_fraction(find_documents(str(path)))
