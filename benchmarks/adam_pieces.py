@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from ablation import Record, parser_of
 from optimizers import held_out_loss, make_model, make_optimizer
-from schedules import FIRST, STEPS, Runs, multiplier
+from schedules import FIRST, STEPS, Runs, rates_of
 
 from tinygpt.support import interval
 
@@ -80,7 +80,7 @@ def main():
         torch.manual_seed(seed)
         model = make_model("chapter 10", runs.n_vocab)
         optimizer = make_optimizer(model, dict(optimizer=row, lr=rate))
-        runs.go(model, optimizer, [rate * multiplier("line 5 to 0", step, steps) for step in range(steps)])
+        runs.go(model, optimizer, rates_of("line 5 to 0", rate, steps))
         loss, seconds = round(held_out_loss(model, runs.val), 4), round(time.process_time() - start, 1)
         print(f"{row:21} rate {rate:<7g} seed {seed}: {loss:.4f} ({seconds} s)", flush=True)
         return dict(row=row, rate=rate, seed=seed, steps=steps, loss=loss, cpu_s=seconds)

@@ -54,19 +54,16 @@ more seeds, as the rule allows, and "cosine 10", the usual cosine, without a cla
 steps (2.193 in `compare-longer-again`) its early start, its shape, or its rate?
 """
 
-import copy
 import itertools
 import statistics
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from ablation import Record, parser_of, worth
-from optimizers import BATCH_SIZE, FRESH, LADDER, T, held_out_loss, make_model, make_optimizer, rows
-from torch import nn
+from optimizers import LADDER
+from schedules import Runs
 
-from tinygpt.data.tokens import prepare
 from tinygpt.schedule import SCHEDULES, make_schedule
 from tinygpt.support import interval
 
@@ -87,26 +84,8 @@ def late_cosine(step, top, last, cooldown):
 SCHEDULES["late cosine"] = late_cosine
 
 
-class Runs:
-    "Trains on the same text; keeps the run that the ways share, as far as the last one asked for."
-
-    def __init__(self):
-        data = prepare("sotu", "char", progress=False)
-        self.train, self.val = (
-            torch.from_numpy(np.asarray(text[:FRESH]).astype(np.int64)) for text in (data.train, data.val)
-        )
-        self.n_vocab, self.key = data.tokenizer.n_vocab, None
-
-    def go(self, model, optimizer, rate, steps):
-        "Train on: `steps` are the multipliers of the rate."
-        for multiplier in steps:
-            for group in optimizer.param_groups:
-                group["lr"] = rate * multiplier
-            x, y = rows(self.train, torch.randint(len(self.train) - T, (BATCH_SIZE,)))
-            optimizer.zero_grad()
-            model(x, y)[1].backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+class Cooldown(Runs):
+    model = "chapter 11"
 
     def __call__(self, row: str, rate: float, seed: int, steps: int) -> dict:
         "One run, and its loss on held-out text."
@@ -116,18 +95,8 @@ class Runs:
         schedule = make_schedule(kind, steps, warm, cooldown=1 - int(begin) / 100)
         flat = make_schedule("constant", steps, warm)
         leaves = next((s for s in range(steps) if schedule(s) != flat(s)), steps)
-        if self.key != (rate, seed, steps) or self.at > leaves:
-            torch.manual_seed(seed)
-            model = make_model("chapter 11", self.n_vocab)
-            optimizer = make_optimizer(model, dict(optimizer="AdamW", lr=rate))
-            self.key, self.at, self.shared = (rate, seed, steps), 0, (model, optimizer)
-            self.random = torch.get_rng_state()
-        torch.set_rng_state(self.random)
-        self.go(*self.shared, rate, map(flat, range(self.at, leaves)))
-        self.at, self.random = leaves, torch.get_rng_state()
-        model, optimizer = copy.deepcopy(self.shared)
-        self.go(model, optimizer, rate, map(schedule, range(leaves, steps)))
-        loss, seconds = round(held_out_loss(model, self.val), 4), round(time.process_time() - start, 1)
+        loss = self.branch((rate, seed, steps), seed, leaves, [rate * schedule(s) for s in range(steps)])
+        seconds = round(time.process_time() - start, 1)
         print(f"{row:9} rate {rate:<6g} seed {seed}: {loss:.4f} ({seconds} s)", flush=True)
         return dict(row=row, rate=rate, seed=seed, steps=steps, loss=loss, cpu_s=seconds)
 
@@ -208,7 +177,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     head = dict(rule=f"the lowest rate within {SLACK} of the lowest mean", warmup=WARMUP, final=0.1)
-    record = Cooldowns(RECORD, None if args.show else Runs(), args.save, **head)
+    record = Cooldowns(RECORD, None if args.show else Cooldown(), args.save, **head)
     if not args.show:
         record.grid(args.rows, args.steps)
         for which in ("rate", "best") if args.best else ("rate",):

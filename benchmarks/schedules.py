@@ -59,7 +59,6 @@ Confirmed if the intervals at both rates are above 0, refuted if both are below,
 
 import copy
 import itertools
-import math
 import time
 from pathlib import Path
 
@@ -70,42 +69,38 @@ from optimizers import BATCH_SIZE, FRESH, T, held_out_loss, make_model, make_opt
 from torch import nn
 
 from tinygpt.data.tokens import prepare
+from tinygpt.schedule import make_schedule
 from tinygpt.support import interval
 
 RECORD = Path(__file__).parent / "results" / "schedules.json"
 STEPS, WARMUP, FIRST = 1200, 0.05, 200
 LADDER = tuple(float(f"{0.001 * 2 ** (i / 2):.2g}") for i in range(-4, 14))
-# name: (warm-up, shape, where the way down begins, where it ends); those that part first, first
+# name: (warm-up, schedule, where the way down begins, where it ends); those that part first, first
 WAYS = {
-    "line 5 to 0": (WARMUP, "line", 0.05, 0.0),
+    "line 5 to 0": (WARMUP, "trapezoid", 0.05, 0.0),
     "cosine 5 to 0": (WARMUP, "cosine", 0.05, 0.0),
     "cosine 5 to 0.1": (WARMUP, "cosine", 0.05, 0.1),
-    "line 40 to 0": (WARMUP, "line", 0.4, 0.0),
-    "line 80 to 0": (WARMUP, "line", 0.8, 0.0),
-    "line 80 to 0.1": (WARMUP, "line", 0.8, 0.1),
-    "constant": (WARMUP, "line", 1.0, 1.0),
-    "line 5 to 0, no warm-up": (0.0, "line", 0.05, 0.0),
-    "line 80 to 0, no warm-up": (0.0, "line", 0.8, 0.0),
-    "constant, no warm-up": (0.0, "line", 1.0, 1.0),
+    "line 40 to 0": (WARMUP, "trapezoid", 0.4, 0.0),
+    "line 80 to 0": (WARMUP, "trapezoid", 0.8, 0.0),
+    "line 80 to 0.1": (WARMUP, "trapezoid", 0.8, 0.1),
+    "constant": (WARMUP, "constant", 1.0, 1.0),
+    "line 5 to 0, no warm-up": (0.0, "trapezoid", 0.05, 0.0),
+    "line 80 to 0, no warm-up": (0.0, "trapezoid", 0.8, 0.0),
+    "constant, no warm-up": (0.0, "constant", 1.0, 1.0),
 }
 
 
-def multiplier(way: str, step: int, steps: int) -> float:
-    "Of the rate, at this step."
-    warm, shape, begin, final = WAYS[way]
-    warm, last = round(warm * steps), steps - 1
-    top = max(warm, last - round((1 - begin) * steps))  # as the trainer's schedules
-    if step < warm:
-        return (step + 1) / (warm + 1)
-    if step <= top or top >= last:
-        return 1.0
-    done = (step - top) / (last - top)
-    left = 1 - done if shape == "line" else 0.5 * (1 + math.cos(math.pi * done))
-    return final + (1 - final) * left
+def rates_of(way: str, rate: float, steps: int) -> list[float]:
+    "The rate at each step."
+    warm, kind, begin, final = WAYS[way]
+    schedule = make_schedule(kind, steps, round(warm * steps), final, cooldown=1 - begin)
+    return [rate * schedule(step) for step in range(steps)]
 
 
 class Runs:
     "Trains on the same text; keeps the run that the ways share, as far as the last one asked for."
+
+    model = "chapter 10"  # see `make_model`
 
     def __init__(self):
         data = prepare("sotu", "char", progress=False)
@@ -125,24 +120,31 @@ class Runs:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
 
-    def __call__(self, way: str, rate: float, seed: int, steps: int) -> dict:
-        "One run, and its loss on held-out text."
-        start = time.process_time()
-        warm, _, begin, _ = WAYS[way]
-        leaves, key = round(begin * steps), (warm, rate, seed, steps)
+    def branch(self, key: tuple, seed: int, leaves: int, rates: list[float]) -> float:
+        """The held-out loss after a run at these rates.
+
+        Its first `leaves` steps are those of every run with this key; runs that leave earlier come first.
+        """
         if self.key != key or self.at > leaves:
             torch.manual_seed(seed)
-            model = make_model("chapter 10", self.n_vocab)
-            optimizer = make_optimizer(model, dict(optimizer="AdamW", lr=rate))
+            model = make_model(self.model, self.n_vocab)
+            optimizer = make_optimizer(model, dict(optimizer="AdamW", lr=rates[0]))
             self.key, self.at, self.shared = key, 0, (model, optimizer)
             self.random = torch.get_rng_state()
         torch.set_rng_state(self.random)
-        rates = [rate * multiplier(way, step, steps) for step in range(steps)]
         self.go(*self.shared, rates[self.at : leaves])
         self.at, self.random = leaves, torch.get_rng_state()
         model, optimizer = copy.deepcopy(self.shared)
         self.go(model, optimizer, rates[leaves:])
-        loss, seconds = round(held_out_loss(model, self.val), 4), round(time.process_time() - start, 1)
+        return round(held_out_loss(model, self.val), 4)
+
+    def __call__(self, way: str, rate: float, seed: int, steps: int) -> dict:
+        "One run, and its loss on held-out text."
+        start = time.process_time()
+        warm, _, begin, _ = WAYS[way]
+        rates = rates_of(way, rate, steps)
+        loss = self.branch((warm, rate, seed, steps), seed, round(begin * steps), rates)
+        seconds = round(time.process_time() - start, 1)
         print(f"{way:24} rate {rate:<6g} seed {seed}: {loss:.4f} ({seconds} s)", flush=True)
         return dict(row=way, rate=rate, seed=seed, steps=steps, loss=loss, cpu_s=seconds)
 
