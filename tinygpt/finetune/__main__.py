@@ -48,7 +48,7 @@ from tinygpt.run.stage import (
     stage_options,
     start_folder,
 )
-from ..support import UserError, command
+from ..support import UserError, command, eval_mode
 from ..train import TrainResult, train
 
 # %% ../../nbs/more/22_finetune_command.ipynb #recipe
@@ -200,11 +200,10 @@ def answer_loss(
     encoded: list[Encoded],
 ) -> float:
     "Loss per token of these answers, each conversation in a row of its own. All processes call it together."
-    model, chunk, training = run.model, run.config.system.loss_chunk, run.model.training
+    model, chunk = run.model, run.config.system.loss_chunk
     n = validation_rows(run.config, run.world.world_size)
     nats, counted = 0.0, 0
-    model.eval()
-    try:
+    with eval_mode(model):
         for first in range(0, len(encoded), n):
             some = encoded[first : first + n]
             width = max(len(ids) for ids, _ in some)
@@ -215,8 +214,6 @@ def answer_loss(
                 whole = ChunkedLossGPT(model, chunk) if chunk else model
                 nats += whole(x, y, reduction="sum")[1].item()
             counted += (y != -100).sum().item()
-    finally:
-        model.train(training)
     return nats / counted
 
 

@@ -15,7 +15,7 @@ from ..model import GPT
 from .dpo import bradley_terry_loss, pair_rows
 from .train import PairLoader, Preferences, count_pairs, rows_at_once
 from ..run.setup import Objective, Run
-from ..support import UserError
+from ..support import UserError, eval_mode
 
 # %% ../../nbs/more/23_prefer_reward.ipynb #rewards
 def row_rewards(
@@ -41,12 +41,10 @@ def answer_rewards(
     "The reward of each answer, without dropout."
     # `pair_rows` takes pairs: each answer is given twice, and every second row is left out
     x, targets = pair_rows([(prompt, answer, answer) for prompt, answer in answers])
-    device, training = next(model.parameters()).device, model.training
-    model.eval()
+    device = next(model.parameters()).device
     parts = zip(x[::2].to(device).split(n), targets[::2].to(device).split(n))
-    rewards = torch.cat([row_rewards(model, *part, token).cpu() for part in parts])
-    model.train(training)
-    return rewards
+    with eval_mode(model):
+        return torch.cat([row_rewards(model, *part, token).cpu() for part in parts])
 
 # %% ../../nbs/more/23_prefer_reward.ipynb #objective
 def reward_rows(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, token: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from ..model import GPT
 from .dpo import answer_logps, bradley_terry_loss, dpo_loss, implicit_rewards, pair_rows
 from .pairs import nth_seed
 from ..run.setup import Objective, Run
-from ..support import UserError, atomic_path
+from ..support import UserError, atomic_path, eval_mode
 
 # %% ../../nbs/more/23_prefer_train.ipynb #preferences
 @dataclass(frozen=True)
@@ -231,10 +231,8 @@ def pair_figures(
     n: int = 64,  # rows at a time, an even number
 ) -> dict[str, float]:
     "DPO's figures on these pairs, without dropout: loss, rewards, log-probabilities."
-    training = model.training
-    model.eval()
-    parts = [pair_logps(model, rows, packed) for rows, packed in zip(x.split(n), y.split(n))]
-    model.train(training)
+    with eval_mode(model):
+        parts = [pair_logps(model, rows, packed) for rows, packed in zip(x.split(n), y.split(n))]
     chosen, rejected, ref_chosen, ref_rejected = map(torch.cat, zip(*parts))
     won = implicit_rewards(chosen, ref_chosen, beta)
     lost = implicit_rewards(rejected, ref_rejected, beta)

@@ -24,7 +24,7 @@ from ..prefer.train import open_reference
 from .policy import Answer, advantages, answer_table, draw_answers, policy_loss
 from ..run.config import TrainConfig
 from ..run.setup import Objective, Run
-from ..support import UserError
+from ..support import UserError, eval_mode
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/24_reinforce_rollout.ipynb #recipe
@@ -156,14 +156,13 @@ def answer_logprobs(
     answers: list[Answer],
 ) -> list[list[float]]:
     "The log-probability of each token of these answers under `model`."
-    was, device = model.training, next(model.parameters()).device
-    model.eval()
+    device = next(model.parameters()).device
     longest = max(len(answer.prompt) + len(answer.new) for answer in answers) - 1
     x, y = answer_table(answers, torch.zeros(len(answers)), longest, [0.0] * len(answers))
-    logs = model(x.to(device))[0].float().log_softmax(-1).cpu()
+    with eval_mode(model):
+        logs = model(x.to(device))[0].float().log_softmax(-1).cpu()
     found = logs.gather(-1, y[..., :1].long().clamp(min=0)).squeeze(-1)
     counted = y[..., 0] >= 0
-    model.train(was)
     return [row[own].tolist() for row, own in zip(found, counted)]
 
 # %% ../../nbs/more/24_reinforce_rollout.ipynb #loader
