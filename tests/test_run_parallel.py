@@ -53,7 +53,7 @@ from tinygpt.train import train
 SAVING = {
     "ddp": dict(checkpoint_activations=True, loss_chunk=20),
     "zero": dict(loss_chunk=20),
-    "fsdp": dict(checkpoint_activations=True),
+    "fsdp": dict(checkpoint_activations=True, loss_chunk=20),
 }  # for AdamW
 WAYS = [("ddp", "adamw"), ("zero", "adamw"), ("fsdp", "adamw"), ("ddp", "muon"), ("zero", "muon")]
 RESUMED = [
@@ -558,12 +558,6 @@ def test_one_process_is_always_the_single_way_and_says_how_to_get_more():
     for name in ("auto", "ddp", "zero", "fsdp"):
         chosen, line = choose_parallel(name, World())
         assert chosen is Single and ("torchrun" in line) == (name != "auto")
-
-
-def test_a_chunked_loss_is_refused_where_the_weights_are_spread(place):
-    config = make_config(*place, "chunks", "adamw", "fsdp")
-    config.system.loss_chunk = 64
-    assert any("fsdp does not go with loss_chunk" in p for p in config.problems())
 
 
 def test_float16_that_auto_takes_is_refused_where_the_weights_are_spread(place, monkeypatch):

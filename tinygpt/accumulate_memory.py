@@ -211,10 +211,10 @@ class ChunkedLossGPT(nn.Module):
         reduction: str = "mean",  # as for `chunked_cross_entropy`
         mask: torch.Tensor | None = None,  # as for the GPT
     ) -> tuple[None, torch.Tensor]:
-        config = self.config
-        features = self.model.features(idx, mask=mask)
-        head = (self.model.lm_head or self.model.wte).weight
-        loss = chunked_cross_entropy(
-            features, head, targets, config.vocab_size, config.logit_softcap, reduction, self.chunk
-        )
-        return None, loss
+        V, softcap = self.config.vocab_size, self.config.logit_softcap
+
+        def head_loss(x, head):
+            return chunked_cross_entropy(x, head, targets, V, softcap, reduction, self.chunk)
+
+        # through the GPT's forward, not around it: at its begin FSDP2 gathers the weights
+        return self.model(idx, mask=mask, head_loss=head_loss)

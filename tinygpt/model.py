@@ -8,6 +8,7 @@ __all__ = ['rope_table', 'apply_rope', 'GPTConfig', 'KVCache', 'Attention', 'MLP
 
 # %% ../nbs/06_model.ipynb #imports
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -446,7 +447,9 @@ class GPT(nn.Module):
         reduction: Literal["mean", "sum", "none"] = "mean",  # of the loss, see `token_loss`
         # bool, spreads to (B, n_head, T, S): False hides a key besides the later ones; None: the cache's own
         mask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        # (the head's input (B, T, C), its weight (padded V, C)) -> the loss: instead of logits and loss
+        head_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Logits (B, T, vocab_size), in float32 where capped, and the loss where there are targets.
 
         In compiled code that is given targets the logits are None: training reads the loss alone. A target
@@ -456,6 +459,8 @@ class GPT(nn.Module):
         c, V = self.config, self.config.vocab_size
         x = self.features(idx, cache, mask)  # (B, T, C)
         head = (self.lm_head or self.wte).weight  # (padded V, C)
+        if head_loss is not None:
+            return None, head_loss(x, head)
         # on a CPU the padding ends before the product; on a GPU it fills the product's tiles
         rows = F.linear(x, head[:V] if x.device.type == "cpu" else head)
         if c.logit_softcap:

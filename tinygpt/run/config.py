@@ -320,9 +320,6 @@ def _fsdp_problems(config, scales_losses: bool) -> Iterator[str]:
     if config.optim.optimizer == "muon":
         why = "FSDP2 shards rows, Muon needs whole matrices"
         yield f"{apart} optimizer = muon: {why}; take --parallel zero or ddp"
-    if config.system.loss_chunk > 0:
-        why = "the head's weights are spread when the loss asks for them"
-        yield f"{apart} loss_chunk: {why}; take --parallel zero or ddp"
     if scales_losses:
         why = "the loss scaler does not know sharded gradients"
         yield f"{apart} dtype = float16: {why}; take bfloat16, or --parallel ddp"

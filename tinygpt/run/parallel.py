@@ -182,7 +182,8 @@ class FSDP(Single):
     name = "fsdp"
 
     def wrap(self, model):
-        return wrap_fsdp(model, self.world, self.dtype)
+        wrap_fsdp(self.model, self.world, self.dtype)  # in place: a loss in chunks stays around it
+        return model
 
     def no_sync(self):
         "No context: gradients that wait for the last micro-step are whole, so here they travel in each."
