@@ -1566,8 +1566,8 @@ SLIPS = [
     Slip(
         "accumulate_memory",
         "ChunkedLossGPT.forward",
-        "self.model.features(idx, mask=mask)",
-        "self.model.features(idx)",
+        "self.model(idx, mask=mask, head_loss=head_loss)",
+        "self.model(idx, head_loss=head_loss)",
         "the mask is forgotten",
     ),
     Slip("accumulate_memory", "chunked_cross_entropy", ".sum().clamp(min=1)", ".sum()", "no targets: 0 / 0"),
