@@ -60,9 +60,9 @@ import time
 from pathlib import Path
 
 import torch
-from ablation import Record, parser_of, worth
+from ablation import parser_of, worth
 from optimizers import LADDER
-from schedules import Runs
+from schedules import Runs, Schedules
 
 from tinygpt.schedule import SCHEDULES, make_schedule
 from tinygpt.support import interval
@@ -101,19 +101,11 @@ class Cooldown(Runs):
         return dict(row=row, rate=rate, seed=seed, steps=steps, loss=loss, cpu_s=seconds)
 
 
-class Cooldowns(Record):
-    seeds = (100, 101, 102)
-
+class Cooldowns(Schedules):
     def choose(self, losses: dict) -> float:
         "The lowest rate about as good as the best."
         best = min(map(worth, losses.values()))
         return min(rate for rate in losses if worth(losses[rate]) <= best + SLACK)
-
-    def tuning(self, row: str, steps: int) -> dict:
-        "Rate: the losses of the tuning seeds."
-        at = {r["rate"] for r in self.runs if (r["row"], r["steps"]) == (row, steps)}
-        by = {rate: self.losses(row, rate, steps) for rate in sorted(at)}
-        return {r: [of[s] for s in self.seeds] for r, of in by.items() if of.keys() >= set(self.seeds)}
 
     def grid(self, ways, steps: int):
         "Each way at the first three rates, and outward while it must."
@@ -126,14 +118,14 @@ class Cooldowns(Record):
             for row in ways:
                 tried = self.tuning(row, steps)
                 for edge, up in ((min(tried), -1), (max(tried), 1)):
-                    at = self.choose(tried) if up < 0 else min(tried, key=lambda rate: worth(tried[rate]))
+                    at = self.choose(tried) if up < 0 else self.best(row, steps)
                     if at == edge:
                         wanted.setdefault(LADDER[LADDER.index(edge) + up], []).append(row)
 
     def rates_of(self, row: str, steps: int) -> dict:
         "The rate by the rule, what that costs, and the rate with the lowest mean."
         tried = self.tuning(row, steps)
-        rate, best = self.choose(tried), min(tried, key=lambda rate: worth(tried[rate]))
+        rate, best = self.choose(tried), self.best(row, steps)
         return dict(rate=rate, best=best, rule_costs=round(worth(tried[rate]) - worth(tried[best]), 4))
 
     def summary(self) -> dict:

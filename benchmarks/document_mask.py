@@ -51,6 +51,7 @@ from pathlib import Path
 
 import torch
 from data_machine import load, lowest, machine, save, tune
+from little_text import documents
 
 from tinygpt.accumulate import clip_gradients, train_step
 from tinygpt.data.tokens import load_corpus
@@ -231,12 +232,6 @@ def longer(config, train, val, eot: int, args) -> None:
         save("document_mask", record | dict(longer=found))
 
 
-def split_documents(tokens, eot: int) -> list[list[int]]:
-    "The documents of a token file, without their eot."
-    starts = (tokens == eot).nonzero()[0].tolist()
-    return [tokens[a + 1 : b].tolist() for a, b in zip(starts, [*starts[1:], len(tokens)])]
-
-
 def trainer_run(path: Path, masked: bool, seed: int, args) -> dict:
     "One run of the trainer on the documents in a file, which an empty line divides."
     config = make_config(1024, block_size=256, n_layer=4, n_head=4, n_embd=96)
@@ -250,7 +245,7 @@ def trainer_run(path: Path, masked: bool, seed: int, args) -> dict:
     result = train(config, progress="none")
     seconds = time.process_time() - start
     eot = result.data.tokenizer.eot
-    held_out = split_documents(result.data.val[:], eot)
+    held_out = [document[1:].tolist() for document in documents(result.data.val, eot)]  # without their eot
     x, y = pack_alone(held_out, eot, config.model.block_size)
     alone = losses(result.model, x, y, everything).sum() / (y != -100).sum()
     lengths = [len(document) + 1 for document in held_out]

@@ -53,7 +53,7 @@ ALL = "all addresses"
 
 
 def documents(tokens: np.ndarray, eot: int) -> list[np.ndarray]:
-    "The addresses, each with the eot before it."
+    "The documents of a token file, each with the eot before it."
     tokens = np.asarray(tokens[:])
     return np.split(tokens, np.flatnonzero(tokens == eot)[1:])
 

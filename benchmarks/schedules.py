@@ -152,15 +152,15 @@ class Runs:
 class Schedules(Record):
     seeds = (100, 101, 102)
 
-    def tuning(self, way: str) -> dict:
+    def tuning(self, way: str, steps: int = STEPS) -> dict:
         "Rate: the losses of the tuning seeds."
-        at = sorted({r["rate"] for r in self.runs if (r["row"], r["steps"]) == (way, STEPS)})
-        by = {rate: self.losses(way, rate, STEPS) for rate in at}
+        at = sorted({r["rate"] for r in self.runs if (r["row"], r["steps"]) == (way, steps)})
+        by = {rate: self.losses(way, rate, steps) for rate in at}
         return {r: [of[s] for s in self.seeds] for r, of in by.items() if of.keys() >= set(self.seeds)}
 
-    def best(self, way: str) -> float:
+    def best(self, way: str, steps: int = STEPS) -> float:
         "The rate with the lowest mean."
-        tried = self.tuning(way)
+        tried = self.tuning(way, steps)
         return min(tried, key=lambda rate: worth(tried[rate]))
 
     def grid(self, ways):

@@ -198,6 +198,26 @@ def test_a_line_of_another_module_of_the_same_name_accuses_nobody(project):
     assert "(it was in add)" in result["add"].why and states(result)["total"] == "passes"
 
 
+SLOW = """
+    import time
+    begun = time.process_time()
+    while time.process_time() - begun < {seconds}:  # a tenth of the time, as on a busy machine
+        until = time.process_time() + 0.005
+        while time.process_time() < until:
+            pass
+        time.sleep(0.05)
+    return 10 * x"""
+
+
+def test_what_computes_slowly_on_a_busy_machine_is_not_taken_for_waiting(project):
+    endless = SLOW.format(seconds="math.inf").replace("import time", "import math, time")
+    result, _ = verdicts(project, seconds=0.4, scale=endless)
+    assert result["scale"].why.startswith("endless loop? A test was stopped after 0.4 s")
+    # one test calls it three times, which takes longer than five times 0.4 s
+    result, _ = verdicts(project, seconds=0.4, scale=SLOW.format(seconds=0.1))
+    assert states(result)["scale"] == "passes"
+
+
 def test_a_loop_that_catches_everything_is_stopped_too(project):
     stubborn = """
     while True:
