@@ -121,7 +121,7 @@ SLIPS = [
     Slip(
         "support",
         "_run_to_status",
-        "_close_output()\n        return 141",
+        "close_output()\n        return 141",
         "return 141",
         "head breaks the pipe",
     ),
@@ -140,7 +140,7 @@ SLIPS = [
     Slip(
         "support",
         "_run_to_status",
-        "_speaks() if error.speaks is None",
+        "may_print() if error.speaks is None",
         "True if error.speaks is None",
         "every process tells the mistake",
     ),
@@ -245,7 +245,7 @@ SLIPS = [
     Slip(
         "tokenizer",
         "ByteTokenizer.encode",
-        "list(_utf8(text))",
+        "list(utf8(text))",
         "list(map(ord, text))",
         "code points for bytes",
     ),
@@ -1356,15 +1356,6 @@ SLIPS = [
         "a trapezoid without a top",
     ),
     Slip(
-        "schedule",
-        "batch_ramp",
-        "// (ramp_tokens * multiple) * multiple",
-        "// ramp_tokens",
-        "batches that do not divide",
-    ),
-    Slip("schedule", "count_steps", "budget // batch", "-(-budget // batch)", "one step past the end"),
-    Slip("schedule", "count_steps", "<= budget", "< budget", "the batch that fits exactly is left out"),
-    Slip(
         "schedule_finder",
         "find_lr",
         "model, optimizer = copy.deepcopy((model, optimizer))",
@@ -1481,7 +1472,7 @@ SLIPS = [
     Slip(
         "accumulate",
         "train_step",
-        "_trained(model, optimizer)",
+        "trained_weights(model, optimizer)",
         "model.parameters()",
         "gradients that the optimizer does not have pile up in the norm",
     ),
@@ -2071,11 +2062,11 @@ SLIPS = [
     Slip(
         "checkpoint",
         "prune",
-        "{*newest, *_first_good(rank_by_loss(run), 1)}",
+        "{*newest, *first_good(rank_by_loss(run), 1)}",
         "set(newest)",
         "the best one is removed",
     ),
-    Slip("checkpoint", "prune", "_first_good(found[::-1], keep)", "found[::-1][:keep]", "damaged ones count"),
+    Slip("checkpoint", "prune", "first_good(found[::-1], keep)", "found[::-1][:keep]", "damaged ones count"),
     Slip("checkpoint", "load_model", "with Undrawn():", "if True:", "loading moves the run's random state"),
     Slip("checkpoint", "load_model", "model.to(device).eval()", "model.to(device)", "dropout stays on"),
     Slip(
@@ -2408,8 +2399,8 @@ SLIPS = [
     Slip(
         "generate.text",
         "prompt_ids",
-        "_special_ids(tokenizer, prompt) if special else tokenizer.encode(prompt)",
-        "_special_ids(tokenizer, prompt)",
+        "special_ids(tokenizer, prompt) if special else tokenizer.encode(prompt)",
+        "special_ids(tokenizer, prompt)",
         "anybody's text can end the document",
     ),
     Slip(
@@ -2614,14 +2605,14 @@ SLIPS = [
     Slip(
         "run.setup",
         "last_words",
-        "_first_good(checkpoints(config.folder)[::-1], 1)",
+        "first_good(checkpoints(config.folder)[::-1], 1)",
         "checkpoints(config.folder)[-1:]",
         "a damaged checkpoint is recommended",
     ),
     Slip(
         "run.setup",
         "kept_settings",
-        'kept.get("command") != command',
+        "made_by != command",
         "False",
         "a run for answers goes on with the next token, without a word",
     ),

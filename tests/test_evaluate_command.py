@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import re
+import shlex
 import sys
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from events import LAST_RESORT, first_of_two
 import tinygpt.accumulate_memory as chunks
 from tinygpt.checkpoint import save_checkpoint
 from tinygpt.checkpoint_open import open_model
+from tinygpt.data.__main__ import main as prepare
 from tinygpt.data.tokens import Corpus, write_token_data
 from tinygpt.ddp.world import run_processes
 from tinygpt.evaluate.__main__ import (
@@ -212,6 +215,33 @@ def test_texts_come_from_files_whole_and_from_folders_held_out(tmp_path):
     assert text_tokens(str(tmp_path / "a.txt"), tok).tolist() == [256, *b"The whole file."]
     (tmp_path / "b.txt").write_text("Second.", encoding="utf-8")
     assert text_tokens(str(tmp_path), tok).tolist() == [256, *b"Second."]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "X.JSONL"])
+def test_a_file_of_documents_is_scored_whole_with_an_eot_before_each(run, name, capsys):
+    place = run.parent / name
+    place.write_text('{"body": "First."}\n{"body": "Second."}\n')
+    assert text_tokens(str(place), ByteTokenizer(), "body").tolist() == [256, *b"First.", 256, *b"Second."]
+    assert call(run, "--data", place) == 2  # and the remedy is a flag of this command
+    assert "has no field 'text' but body: name the field that holds the text by --text-key" in (
+        capsys.readouterr().err
+    )
+    assert call(run, "--data", place, "--text-key", "body") == 0
+
+
+def test_what_is_said_about_token_files_and_folders_of_documents_leads_to_a_score(run, capsys):
+    "The command in each message, as a user would give it."
+    folder, tokens = run.parent / "docs", run.parent / "tokens"
+    folder.mkdir()
+    lines = [json.dumps({"text": f"Document {i}, of several."}) for i in range(300)]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    assert call(run, "--data", folder) == 2
+    said = re.search(r"python -m tinygpt.data (prepare .*) FOLDER, and give FOLDER", capsys.readouterr().err)
+    assert prepare([*shlex.split(said[1]), str(tokens), "--tokenizer", "bpe", "--vocab-size", "260"]) == 0
+    assert call(run, "--data", tokens) == 2
+    said = re.search(r"python -m tinygpt.data prepare TEXT FOLDER (.*)", capsys.readouterr().err)
+    again = ["prepare", str(folder), str(run.parent / "again"), *shlex.split(said[1])]
+    assert prepare(again) == 0 and call(run, "--data", run.parent / "again") == 0
 
 
 def test_token_files_of_another_tokenizer_are_refused(tmp_path):

@@ -370,12 +370,13 @@ def test_prompts_seeds_and_ends_of_other_types_mean_the_same(model):
     assert cut != whole and generate_batch(model, [[1, 2], [3]], 12, seed=4, eot=frozenset(ends)) == cut
 
 
-def test_a_batch_leaves_the_model_in_its_mode_also_after_an_error(model):
+def test_a_batch_leaves_the_model_in_its_mode_also_after_an_error(model, monkeypatch):
     model.train()
     generate_batch(model, [[1]], 2)
     assert model.training
-    with pytest.raises(IndexError):
-        generate_batch(model, [[10_000]], 2)
+    monkeypatch.setattr("tinygpt.generate.sample.next_tokens", lambda *how: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        generate_batch(model, [[1]], 2)
     assert model.training
 
 
@@ -423,7 +424,10 @@ def test_the_model_comes_back_in_the_mode_it_was_in(model):
         (dict(temperature=float("nan")), "temperature"),
         (dict(temperature=float("inf")), "temperature"),
         (dict(top_k=-1), "top_k"),
+        (dict(temperature="1"), "temperature"),
         (dict(top_k=2.5), "top_k"),
+        (dict(top_k=None), "top_k"),
+        (dict(top_p=None), "top_p"),
         (dict(top_p=0.0), "top_p"),
         (dict(top_p=1.5), "top_p"),
     ],
@@ -571,10 +575,44 @@ def test_a_forced_end_ends_and_too_many_forced_tokens_are_refused(model):
     steps = [each.finish for each in decode_rows(model, [row], 10, ends={256}, logprobs=0)]
     assert row.new == [7] and steps == ["", "eot"] and len(row.logprobs) == 1 and row.top == [{}]
     with pytest.raises(UserError, match="(?=.*forced)(?=.*3)(?=.*max_new_tokens = 2)"):
-        check_rows([Row([1], forced=[1, 2, 3])], 2)
+        check_rows([Row([1], forced=[1, 2, 3])], 2, vocab_size=4)
     with pytest.raises(UserError, match="forced"):
         next(decode_rows(model, [Row([1], forced=[1, 2, 3])], 2))
-    check_rows([Row([1], forced=[1, 2, 3])], 3)
+    check_rows([Row([1], forced=[1, 2, 3])], 3, vocab_size=4)
+
+
+@pytest.mark.parametrize(
+    "bad, told",
+    [
+        (dict(max_new_tokens=-1), "^max_new_tokens = -1: "),
+        (dict(max_new_tokens=2.5), "^max_new_tokens = 2.5: "),
+        (dict(max_new_tokens=None), "^max_new_tokens = None: "),
+        (dict(prompts=[[1], []]), "a prompt is empty"),
+        (dict(prompts=[1, 2]), "a prompt is 1: give a list of prompts"),
+        (dict(prompts=[[1], [2, 257]]), "^257 is no token .* 0 to 256"),
+        (dict(prompts=[[-1]]), "^-1 is no token"),
+        (dict(prompts=[[1.5]]), "^1.5 is no token"),
+        (dict(prompts=["text"]), "^'t' is no token"),
+        (dict(seed=0.5), "^seed = 0.5: "),
+        (dict(seed="x"), "^seed = 'x': "),
+    ],
+)
+def test_prompts_and_numbers_that_mean_nothing_are_refused_in_a_sentence(model, bad, told):
+    with pytest.raises(UserError, match=told):
+        generate_batch(model, **dict(prompts=[[1]], max_new_tokens=2) | bad)
+
+
+def test_ids_and_counts_may_be_numpys_or_a_tensors(model):
+    want = generate_batch(model, [[1, 256]], 2, seed=0)
+    assert generate_batch(model, torch.tensor([[1, 256]]), np.int64(2), seed=np.int64(0)) == want
+    assert generate_batch(model, [np.array([1, 256], dtype=np.uint16)], 2, seed=0) == want
+    assert generate_batch(model, [[1]], 0) == [[]]
+
+
+@pytest.mark.parametrize("logprobs", [-1, 1.5])
+def test_log_probabilities_of_a_senseless_number_of_tokens_are_refused(model, logprobs):
+    with pytest.raises(UserError, match=f"logprobs = {logprobs}"):
+        next(decode_rows(model, [Row([1])], 2, logprobs=logprobs))
 
 
 # stop strings

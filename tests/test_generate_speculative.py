@@ -253,3 +253,12 @@ def test_what_cannot_work_is_one_sentence():
         next(speculative_tokens(model, model, torch.tensor([[1]]), 5, temperature=-1))
     with pytest.raises(UserError, match="forced"):
         next(speculative_rows(model, model, [Row([1], forced=[1, 2, 3])], 2))
+    for ids, n, told in (
+        ([[1]], -1, "max_new_tokens = -1"),
+        ([[]], 5, "empty"),
+        ([[257]], 5, "257 is no token"),
+    ):
+        with pytest.raises(UserError, match=told):
+            next(speculative_tokens(model, model, torch.tensor(ids, dtype=torch.int64), n))
+        with pytest.raises(UserError, match=told):
+            next(speculative_rows(model, model, [Row(ids[0])], n))

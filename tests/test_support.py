@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
 import pytest
 import torch
 import tyro
@@ -23,6 +24,7 @@ from tinygpt.support import (
     UserError,
     atomic_path,
     cache_dir,
+    changed_flags,
     check_alone,
     check_exercise,
     command,
@@ -31,6 +33,7 @@ from tinygpt.support import (
     gpu_record,
     hold_lock,
     interval,
+    is_count,
     measure_time,
     parse_options,
     peak_bytes,
@@ -62,6 +65,27 @@ def test_a_disk_without_room_is_told_with_the_path_that_was_asked_for(tmp_path):
     with pytest.raises(OSError) as told, atomic_path(tmp_path / "a.txt"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as `write` raises it
     assert file_problem(told.value) == f"{tmp_path / 'a.txt'}: {os.strerror(errno.ENOSPC)}: make room there"
+
+
+def test_of_the_fields_asked_about_the_flags_of_changed_ones_are_named():
+    @dataclass
+    class Settings:
+        top_k: int = 0
+        seed: int | None = None
+        name: str = "a"
+
+    assert changed_flags(Settings(top_k=3, seed=0, name="b"), ("name", "top_k")) == ["--name", "--top-k"]
+    assert changed_flags(Settings(), ("name", "top_k", "seed")) == []
+
+
+@pytest.mark.parametrize("value", [0, 7, np.uint16(7), torch.tensor(7)])
+def test_whole_numbers_count(value):
+    assert is_count(value) and is_count(value, least=0) and not is_count(value, least=8)
+
+
+@pytest.mark.parametrize("value", [-1, 2.0, float("nan"), True, "3", None, [3], torch.tensor(1.0)])
+def test_nothing_else_counts(value):
+    assert not is_count(value)
 
 
 def test_a_lock_is_held_by_one_until_its_block_ends_however_it_does(tmp_path):

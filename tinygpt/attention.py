@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['AttentionImpl', 'IMPLEMENTATIONS', 'NAIVE_TO', 'visible', 'last_positions', 'naive_attention', 'tiled_forward',
-           'tiled_backward', 'tiled_attention', 'fused_attention', 'attention', 'same_document', 'fastest_attention']
+           'tiled_backward', 'tiled_attention', 'fused_attention', 'check_mask', 'attention', 'same_document',
+           'fastest_attention']
 
 # %% ../nbs/04_attention.ipynb #imports
 import math
@@ -322,11 +323,15 @@ def _check(q, k, v, causal, window, dropout, impl, mask):
     if not 0 <= dropout < 1:
         raise UserError(f"dropout = {dropout} is not a probability below 1: choose 0 <= dropout < 1")
     if mask is not None:
-        _check_mask(mask, (q.size(0), q.size(1), q.size(2), k.size(2)), impl)
+        check_mask(mask, (q.size(0), q.size(1), q.size(2), k.size(2)), impl)
 
 
-def _check_mask(mask, shape, impl):
-    "A UserError where the mask is none, does not fit the scores, or `impl` takes none."
+def check_mask(
+    mask: torch.Tensor,
+    shape: tuple[int, int, int, int],  # of the scores: (B, n_head, T, S)
+    impl: str,
+) -> None:
+    "UserError if the mask is none, does not fit the scores, or `impl` takes none."
     if impl not in ("naive", "fused"):
         raise UserError(f"impl = {impl!r} takes no mask: choose naive or fused")
     kind = mask.dtype if torch.is_tensor(mask) else type(mask).__name__

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['rng_state', 'set_rng_state', 'rng_states', 'unwrap', 'tensor_bytes', 'remove_leftovers', 'save_checkpoint',
-           'verify_checkpoint', 'checkpoints', 'rank_by_loss', 'find_checkpoint', 'prune', 'load_model',
-           'load_training_state', 'what_differs']
+           'verify_checkpoint', 'checkpoints', 'rank_by_loss', 'find_checkpoint', 'first_good', 'prune', 'load_model',
+           'load_training_state', 'read_state', 'what_differs']
 
 # %% ../nbs/16_checkpoint.ipynb #imports
 import base64
@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from .data.tokens import sha256_file, sha256_once
 from .model import GPT, GPTConfig
 from .model_hf import check_size, check_weights, read_pickle
-from .support import Undrawn, UserError, _a_type, atomic_path, finite, read_json
+from .support import Undrawn, UserError, a_type, atomic_path, finite, read_json
 from .tokenizer import Tokenizer
 
 # %% ../nbs/16_checkpoint.ipynb #rng
@@ -266,7 +266,10 @@ def find_checkpoint(
     raise UserError(f"no good checkpoint: {'; '.join(problems)}")
 
 # %% ../nbs/16_checkpoint.ipynb #prune
-def _first_good(folders: list[Path], count: int) -> list[Path]:
+def first_good(
+    folders: list[Path],  # of checkpoints
+    count: int,  # how many, at most
+) -> list[Path]:
     "The first `count` of them that are whole. No more are verified, none twice: that reads every byte."
     return list(islice((f for f in folders if not verify_checkpoint(f, sha256_once)), count))
 
@@ -288,10 +291,10 @@ def prune(
     remove_leftovers(Path(run) / "checkpoints")
     if len(found) <= keep:  # nothing to remove, so nothing to verify
         return found
-    newest = _first_good(found[::-1], keep)
+    newest = first_good(found[::-1], keep)
     if not newest:
         return found
-    stay = {*newest, *_first_good(rank_by_loss(run), 1)}
+    stay = {*newest, *first_good(rank_by_loss(run), 1)}
     for folder in found[: found.index(newest[0])]:
         if folder not in stay:
             gone = folder.with_name(f".{folder.name}.removed")
@@ -384,7 +387,7 @@ def load_training_state(
     folder = Path(folder)
     model = unwrap(model)
     weights = _fitting_weights(folder, model)
-    state = _read_state(folder)
+    state = read_state(folder)
     saved = _read_optimizer(folder, {p.shape for p in model.parameters()})
     before = rng_state()
     try:
@@ -442,15 +445,17 @@ class _State(dict):
         raise UserError(f"{self.path} has no {key}: {_OTHER}")
 
 
-def _read_state(folder):
-    "What state.json holds. UserError where a part is of another kind than it is saved as."
+def read_state(
+    folder: Path,  # of a checkpoint
+) -> dict:
+    "What its state.json holds. UserError where a part is of another kind than it is saved as."
     path = folder / "state.json"
     state = _State(read_json(path, remedy=_OTHER))
     state.path = path
     kinds = dict(step=int, rows=int, rng=list, loader=dict, scaler=dict, versions=dict, threads=int)
     for name, kind in kinds.items():
         if name in state and type(state[name]) is not kind:
-            wrong = f"{name} is {_a_type(state[name])}, not {_a_type(kind())}"
+            wrong = f"{name} is {a_type(state[name])}, not {a_type(kind())}"
             raise UserError(f"{path}: {wrong}: {_OTHER}")
     if state.get("step", 0) < 0 or not state["rng"]:
         raise UserError(f"{path}: step is below 0, or rng is empty: {_OTHER}")

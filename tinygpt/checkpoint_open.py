@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from .checkpoint import load_model
-from .data.open import _nanogpt_tokenizer as nanogpt_tokenizer
+from .data.open import nanogpt_tokenizer
 from .model import GPT, GPTConfig
 from .model_hf import check_size, check_weights, hf_folder, load_hf, read_pickle, state_from_hf
 from .support import Undrawn, UserError, cache_dir, read_json

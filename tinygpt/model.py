@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .attention import AttentionImpl, _check_mask, attention
+from .attention import AttentionImpl, attention, check_mask
 from .dropout import drop
 from .init import Scheme, init_weights
 from .model_config import model_problems
@@ -424,7 +424,7 @@ class GPT(nn.Module):
             )
         places = torch.arange(T, device=idx.device)[None] if cache is None else cache.places(T)
         if mask is not None:
-            _check_mask(mask, (len(idx), c.n_head, T, start + T), "fused")
+            check_mask(mask, (len(idx), c.n_head, T, start + T), "fused")
         x = self.wte(idx, cache, mask)  # (B, T, C)
         if c.position == "learned":
             x = x + self.wpe(places)

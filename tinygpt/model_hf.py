@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from .attention import AttentionImpl
 from .model import GPT, GPTConfig
-from .support import Undrawn, UserError, _a_type, atomic_path, read_json
+from .support import Undrawn, UserError, a_type, atomic_path, read_json
 
 # %% ../nbs/more/06_model_hf.ipynb #names
 _LLAMA = {  # ours -> theirs, inside a block; a list where we keep several joined
@@ -403,7 +403,7 @@ def read_pickle(
             f"{path} is damaged, or not a file that torch.save wrote ({reason}): restore it from a copy"
         ) from None
     if not isinstance(held, dict):
-        raise UserError(f"{path} holds {_a_type(held)} where a dictionary should be: take another one")
+        raise UserError(f"{path} holds {a_type(held)} where a dictionary should be: take another one")
     return held
 
 # %% ../nbs/more/06_model_hf.ipynb #checks

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from .support import UserError, read_json
-from .tokenizer import _KINDS, CharTokenizer, Tokenizer, _utf8, byte_spelling
+from .tokenizer import TOKENIZER_KINDS, CharTokenizer, Tokenizer, byte_spelling, utf8
 
 # %% ../nbs/more/02_tokenizer_hf.ipynb #spelling
 _BYTE = {char: bytes([b]) for b, char in byte_spelling().items()}
@@ -181,7 +181,7 @@ class HFTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Iterable[str], num_threads: int = 8) -> list[list[int]]:
         texts = list(texts)
-        sizes = [len(_utf8(text)) for text in texts]
+        sizes = [len(utf8(text)) for text in texts]
         with _told("the tokenizer failed on a text"):
             encode = self._theirs.encode_batch_fast if num_threads > 1 else self._one_by_one
             rows = [found.ids for found in encode(texts, add_special_tokens=False)]
@@ -208,7 +208,7 @@ class HFTokenizer(Tokenizer):
 
     def encode_template(self, text: str) -> list[int]:
         "The ids of a text in which special tokens count as such, as in a chat template's output."
-        _utf8(text)
+        utf8(text)
         with _told("the tokenizer failed on a text"):
             return self._with_marks.encode(text, add_special_tokens=False).ids
 
@@ -248,7 +248,7 @@ class HFTokenizer(Tokenizer):
         return HFTokenizer._from_spec, (self._spec(),)
 
 
-_KINDS[HFTokenizer.kind] = HFTokenizer  # so that `Tokenizer.load` knows it
+TOKENIZER_KINDS[HFTokenizer.kind] = HFTokenizer
 
 # %% ../nbs/more/02_tokenizer_hf.ipynb #read
 _ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]")
@@ -343,4 +343,4 @@ class NanoChars(CharTokenizer):
         return set()
 
 
-_KINDS[NanoChars.kind] = NanoChars
+TOKENIZER_KINDS[NanoChars.kind] = NanoChars

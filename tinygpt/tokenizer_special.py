@@ -12,7 +12,7 @@ import numpy as np
 
 from . import tokenizer_hf  # noqa: F401  so that a base of this kind can be loaded
 from .support import UserError
-from .tokenizer import _KINDS, Tokenizer
+from .tokenizer import TOKENIZER_KINDS, Tokenizer
 
 # %% ../nbs/more/02_tokenizer_special.ipynb #special-tokenizer
 EOT_NAME = "<|endoftext|>"  # what a template calls the base's eot if the base has no names
@@ -87,11 +87,11 @@ class SpecialTokenizer(Tokenizer):
 
     @classmethod
     def _from_spec(cls, spec: dict) -> "SpecialTokenizer":
-        base = _KINDS[spec["base"]["kind"]]._from_spec(spec["base"])
+        base = TOKENIZER_KINDS[spec["base"]["kind"]]._from_spec(spec["base"])
         return cls(base, spec["special"], spec["ends"], spec["chat_template"])
 
 
-_KINDS[SpecialTokenizer.kind] = SpecialTokenizer  # so that `Tokenizer.load` knows it
+TOKENIZER_KINDS[SpecialTokenizer.kind] = SpecialTokenizer
 
 # %% ../nbs/more/02_tokenizer_special.ipynb #check-names
 def _is_token(base: Tokenizer, name: str) -> bool:

@@ -26,7 +26,7 @@ from gpu_pieces.training import (
 )
 from tinygpt.measure.memory import largest_batch, predict_memory
 from tinygpt.measure.speed import host_reads
-from tinygpt.support import _quiet_stderr
+from tinygpt.support import quiet_stderr
 
 SLOWEST = dict(dtype="float32", tf32=False, adamw="for-loop", padded=False)
 LADDER = [  # (name, what it changes in the step before it)
@@ -103,7 +103,7 @@ def seen_within(setup, step) -> dict:
 
     try:
         syncs = count_syncs(step, setup.device)
-        with _quiet_stderr():
+        with quiet_stderr():
             return dict(syncs=syncs, host_reads=host_reads(step)) | trace(several, setup.device, times)
     except Exception as error:
         return dict(not_seen=told(error))

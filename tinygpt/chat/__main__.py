@@ -19,7 +19,7 @@ from .turns import Conversation
 from ..checkpoint_open import open_model
 from ..finetune.template import chat_ids
 from ..precision import choose_device
-from ..support import UserError, _changed_flags, check_alone, command, parse_options
+from ..support import UserError, changed_flags, check_alone, command, parse_options
 
 # %% ../../nbs/more/25_chat_command.ipynb #options
 @dataclass
@@ -116,7 +116,7 @@ def check_options(options: Options) -> None:
             raise UserError(f"{name} = {getattr(options, name)}: choose 1 or more")
     if not 0 <= options.port < 65536:
         raise UserError(f"port = {options.port}: choose one from 1024 to 65535, or 0 for any that is free")
-    given = ", ".join(_changed_flags(options, OF_A_TALK))
+    given = ", ".join(changed_flags(options, OF_A_TALK))
     if options.serve and given:
         raise UserError(f"--serve does not follow {given}: leave that out, each request brings its own")
 

@@ -23,7 +23,7 @@ from itertools import repeat
 import torch
 
 from ..finetune.template import chat_ids, render
-from ..generate.sample import Row, check_sampling, next_tokens, seeded_rows, show_rows
+from ..generate.sample import Row, next_tokens, seeded_rows, show_rows
 from ..model import GPT, KVCache
 from ..support import UserError
 from ..tokenizer import Tokenizer
@@ -369,7 +369,6 @@ def read_request(
         raise BadRequest(f"{sizes}: leave out the oldest or shorten", "messages", "context_length_exceeded")
     [row] = seeded_rows([ids], numbers.get("seed"))
     how = {name: numbers[name] for name in ("temperature", "top_k", "top_p") if name in numbers}
-    check_sampling(**{"temperature": 0.8, "top_k": 0, "top_p": 0.95} | how)
     return Request(row, min(longest, room), stop=stop, **how)
 
 # %% ../../nbs/more/25_chat_serve.ipynb #chunks
@@ -761,7 +760,7 @@ def serve(
     host, port = listener.getsockname()[:2]
     place = f"[{host}]" if ":" in host else host
     local = ipaddress.ip_address(host).is_loopback
-    hosts = tuple(dict.fromkeys(("127.0.0.1", "localhost", "[::1]", place))) if local else ()
+    hosts = ("127.0.0.1", "localhost", "[::1]", place) if local else ()
     engine = Engine(model, tokenizer, batch_size).start()
     app = make_app(engine, name, hosts)
     settings = dict(log_level="warning", timeout_graceful_shutdown=5)

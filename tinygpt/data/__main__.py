@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 from .open import open_nanogpt
 from .prepare import prepare_shards, verify
 from .tokens import EOT_TEXT, open_token_data
-from ..support import UserError, _changed_flags, check_alone, command, parse_options
+from ..support import UserError, changed_flags, check_alone, command, parse_options
 
 # %% ../../nbs/more/03_data_command.ipynb #options
 @dataclass
@@ -94,7 +94,7 @@ def prepare(options: Prepare):
             print(f"  if it separates documents, give --separator '{EOT_TEXT}'")
     meta = open_token_data(out).meta
     by_documents = ("val_fraction", "shard_tokens", "workers", "text_key")
-    if "recipe" not in meta and (unused := _changed_flags(options, by_documents)):
+    if "recipe" not in meta and (unused := changed_flags(options, by_documents)):
         print(f"  divided by place, into one shard: {', '.join(unused)} had no part in it")
     for split, found in meta["splits"].items():
         tokens = sum(shard["tokens"] for shard in found["shards"])

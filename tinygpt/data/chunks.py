@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 
-from .tokens import EOT_TEXT, _ends_in, _separator_pattern, encoding_problem
-from ..support import UserError, _a_type
+from .tokens import EOT_TEXT, encoding_problem, ends_in, separator_pattern
+from ..support import UserError, a_type
 
 # %% ../../nbs/more/03_data_chunks.ipynb #report
 @dataclass
@@ -145,9 +145,9 @@ def read_lines(
     name: str,  # its suffix says whether it is compressed: .gz, .zst
 ) -> Iterator[bytes]:
     "The lines of a text file, plain or compressed. UserError for a line too long to be a document."
-    if _ends_in(name, ".zst"):
+    if ends_in(name, ".zst"):
         return _split_at(_unzstd(file), lambda text: text.split(b"\n"), name)
-    if _ends_in(name, ".gz"):
+    if ends_in(name, ".gz"):
         file = gzip.open(file)
     elif isinstance(file, io.RawIOBase):
         file = io.BufferedReader(file, 1 << 20)
@@ -201,7 +201,7 @@ def _parse_row(line: bytes, place: str, text_key: str, first: bool, notes: list)
         raise UserError(f"data: {place} is not json ({str(error)[:100]}): is the file complete?") from None
     if not isinstance(row, dict):
         raise UserError(
-            f"data: {place} holds {_a_type(row)}, not an object with a field {text_key!r}: "
+            f"data: {place} holds {a_type(row)}, not an object with a field {text_key!r}: "
             "write one object a line"
         )
     if first and text_key not in row:
@@ -226,7 +226,7 @@ def read_separated(
 ) -> Iterator[Chunk]:
     "The chunks of a text file that holds many documents, starting at number `skip`."
     blocks = iter(partial(file.read, 1 << 20), b"")
-    split = re.compile(_separator_pattern(separator).encode()).split
+    split = re.compile(separator_pattern(separator).encode()).split
     for index, pieces in _in_chunks(_split_at(blocks, split, name), chunk_rows, skip):
         texts, notes = [], []
         for number, piece in pieces:

@@ -24,13 +24,13 @@ from tinygpt.data.chunks import (
 )
 from tinygpt.data.tokens import (
     ROWS,
-    _ends_in,
-    _visible_files,
     build_tokenizer,
     check_no_table,
     check_regular,
     encoding_problem,
+    ends_in,
     source_path,
+    visible_files,
 )
 from ..support import UserError, file_problem
 from ..tokenizer import BPETokenizer, Tokenizer
@@ -61,8 +61,8 @@ class Documents:
         self.texts = texts
         self.separator = separator
         # groups of files read as one; a .txt is one document, so many of them are grouped
-        self.files = [[f] for f in files if not _ends_in(f[0], ".txt")]
-        plain = [f for f in files if _ends_in(f[0], ".txt")]
+        self.files = [[f] for f in files if not ends_in(f[0], ".txt")]
+        plain = [f for f in files if ends_in(f[0], ".txt")]
         together = 1 if separator else chunk_rows
         self.files += [plain[i : i + together] for i in range(0, len(plain), together)]
         if texts is not None:
@@ -99,7 +99,7 @@ class Documents:
         "Whether this is a single text on disk, which `load_corpus` splits by position: it has only one hash."
         if self.fs is not None or self.separator or len(self.files) != 1 or len(self.files[0]) != 1:
             return False
-        return _ends_in(self.files[0][0][0], ".txt")
+        return ends_in(self.files[0][0][0], ".txt")
 
     def open(self, name: str):
         return open(name, "rb") if self.fs is None else self.fs.open(name, "rb")
@@ -149,9 +149,9 @@ class Documents:
         total = sum(len(t.encode()) for t in self.texts or ())
         for group in self.files:
             for name, size in group:
-                if _ends_in(name, ".parquet"):
+                if ends_in(name, ".parquet"):
                     total += self._parquet_bytes(name) if look else size * 2
-                elif _ends_in(name, ".gz", ".zst"):
+                elif ends_in(name, ".gz", ".zst"):
                     total += size * 4
                 else:
                     total += size
@@ -175,17 +175,17 @@ class Documents:
         if self.fs is not None:
             remedy = "check the network, and the file, then give the command again"
         row = ""
-        if skip and not _ends_in(name, ".parquet"):  # a parquet error already names the row group
+        if skip and not ends_in(name, ".parquet"):  # a parquet error already names the row group
             row = f" after row {skip * self.chunk_rows}"
         return UserError(f"data: {name} cannot be read{row} ({error}): {remedy}")
 
     def _read(self, group: list[tuple[str, int]], name: str, skip: int, order) -> Iterator[Chunk]:
         if self.texts is not None:
             yield from self._read_memory(skip)
-        elif _ends_in(name, ".txt") and self.separator:
+        elif ends_in(name, ".txt") and self.separator:
             with self.open(name) as file:
                 yield from read_separated(file, name, self.separator, self.chunk_rows, skip)
-        elif _ends_in(name, ".txt"):
+        elif ends_in(name, ".txt"):
             if skip == 0:
                 texts, notes = [], []
                 for path, _ in group:
@@ -193,7 +193,7 @@ class Documents:
                 yield Chunk(0, [t for t in texts if t], notes)
         else:
             with self.open(name) as file:
-                if _ends_in(name, ".parquet"):
+                if ends_in(name, ".parquet"):
                     yield from read_parquet(file, name, self.text_key, self.chunk_rows, skip, order)
                 else:
                     yield from read_jsonl(file, name, self.text_key, self.chunk_rows, skip)
@@ -237,12 +237,12 @@ def find_documents(
     else:
         files = _list_local(data)
         check_no_table(source_path(data))
-    files = sorted(f for f in files if _ends_in(f[0], *SUFFIXES))
+    files = sorted(f for f in files if ends_in(f[0], *SUFFIXES))
     if not files:
         raise UserError(f"data: {data} holds no file of the kinds {', '.join(SUFFIXES)}")
     if fs is None and not any(size for _, size in files):  # not every store reports sizes
         raise UserError(f"data: {data} is empty: give a text of at least a few thousand characters")
-    if separator and not any(_ends_in(name, ".txt") for name, _ in files):
+    if separator and not any(ends_in(name, ".txt") for name, _ in files):
         raise UserError(f"separator = {separator!r} is for .txt files, and {data} has none: leave it out")
     return Documents(files, text_key, chunk_rows, fs, source=url, separator=separator)
 
@@ -253,7 +253,7 @@ def _list_local(data: str) -> list[tuple[str, int]]:
     if not path.exists():
         raise UserError(f"data: {data} does not exist; known data sets are {', '.join(HUB)}")
     check_regular(path)
-    found = _visible_files(path, "") if path.is_dir() else [path]
+    found = visible_files(path, "") if path.is_dir() else [path]
     return [(p.as_posix(), p.stat().st_size) for p in found]
 
 # %% ../../nbs/more/03_data_documents.ipynb #remote

@@ -43,7 +43,7 @@ from tinygpt.data.tokens import (
     token_dtype,
     unsplit_warning,
 )
-from .windows import _check_block, check_ranks, to_batch
+from .windows import check_block, check_ranks, to_batch
 from ..support import UserError
 from ..tokenizer import Tokenizer
 
@@ -245,7 +245,7 @@ class StreamLoader:
         if packing not in LANES:
             raise UserError(f"packing = {packing!r} is not known: choose concat or bos")
         # plain integers, also of numpy's: json can hold them
-        batch_size, block_size, seed = index(batch_size), _check_block(block_size), index(seed)
+        batch_size, block_size, seed = index(batch_size), check_block(block_size), index(seed)
         self.settings = dict(
             documents=documents.fingerprint,
             tokenizer=tokenizer.fingerprint,

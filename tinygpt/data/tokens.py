@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['EOT_TEXT', 'SHAKESPEARE_URL', 'SHAKESPEARE_SHA256', 'CORPORA', 'ROWS', 'TOKENIZERS', 'OPEN_FILES', 'Corpus',
-           'hold_out', 'encoding_problem', 'source_path', 'check_regular', 'split_text', 'read_text', 'sotu',
-           'shakespeare', 'load_corpus', 'check_no_table', 'tell_passed_over', 'check_text_size', 'count_eot_text',
-           'unsplit_warning', 'build_tokenizer', 'token_dtype', 'sha256_file', 'sha256_once', 'owned_path',
-           'clear_abandoned', 'write_token_data', 'TokenFile', 'map_file', 'Shards', 'meta_problems', 'TokenData',
-           'holds_tokens', 'open_token_data', 'open_split', 'check_ids', 'cache_folder', 'fill_cache', 'remember_text',
-           'prepare']
+           'hold_out', 'encoding_problem', 'source_path', 'check_regular', 'split_text', 'separator_pattern',
+           'read_text', 'sotu', 'shakespeare', 'load_corpus', 'check_no_table', 'tell_passed_over', 'ends_in',
+           'visible_files', 'check_text_size', 'count_eot_text', 'unsplit_warning', 'build_tokenizer', 'token_dtype',
+           'sha256_file', 'sha256_once', 'owned_path', 'clear_abandoned', 'write_token_data', 'TokenFile', 'map_file',
+           'Shards', 'meta_problems', 'TokenData', 'holds_tokens', 'open_token_data', 'open_split', 'check_ids',
+           'cache_folder', 'fill_cache', 'remember_text', 'prepare']
 
 # %% ../../nbs/more/03_data_tokens.ipynb #imports
 import codecs
@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from ..support import UserError, atomic_path, cache_dir, read_json
+from ..support import UserError, atomic_path, cache_dir, is_count, read_json
 from ..tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from ..tokenizer_hf import read_tokenizer
 
@@ -129,15 +129,13 @@ def split_text(
     separator: str,  # the text between documents, "\\n" for a line end; empty: none
 ) -> list[str]:
     "The documents of a text, leaving out empty ones and the line ends around a separator."
-    if not separator:
-        return [text] if text else []
-    pieces = re.split(_separator_pattern(separator), text)
+    pieces = re.split(separator_pattern(separator), text) if separator else [text]
     if len(pieces) == 1:
         return [text] if text else []
     return [piece for piece in (piece.strip("\r\n") for piece in pieces) if piece]
 
 
-def _separator_pattern(separator: str) -> str:
+def separator_pattern(separator: str) -> str:
     "A regular expression for a separator. A line end in it matches any kind: Windows files have \\r\\n."
     try:
         separator.encode()
@@ -192,7 +190,7 @@ def shakespeare() -> Corpus:
     "Tiny Shakespeare, 1,115,394 bytes: downloaded once from its usual address, checked, kept in the cache."
     path = cache_dir() / "tinyshakespeare.txt"
     is_kept = path.exists()
-    by_hand = f"save {SHAKESPEARE_URL} as {path}, or give its path as --source"
+    by_hand = f"save {SHAKESPEARE_URL} as {path}, or give the path of your copy"
     try:
         raw = path.read_bytes() if is_kept else urllib.request.urlopen(SHAKESPEARE_URL, timeout=20).read()
     except (OSError, HTTPException) as error:
@@ -254,12 +252,12 @@ _AS_LINES = {  # a table's kind -> what makes .jsonl of it
 
 def check_no_table(path: Path):
     "UserError for a .json, .csv or .tsv file, with the command that makes .jsonl of it."
-    if path.is_dir() or not _ends_in(path.name, *_AS_LINES):
+    if path.is_dir() or not ends_in(path.name, *_AS_LINES):
         return
     work = f"python -c '{_AS_LINES[path.suffix.lower()]}' < {shlex.quote(str(path))} > NEW.jsonl"
     raise UserError(
         f"data: {path} is a table, not text: make .jsonl of it with {work} and give that; "
-        "or, to train on the file as it is, give it a name that ends in .txt"
+        "or, to read the file as it is, give it a name that ends in .txt"
     )
 
 
@@ -271,19 +269,22 @@ def tell_passed_over(
     place = source_path(data)
     if data in CORPORA or not place.is_dir():
         return
-    others = [file.name for file in _visible_files(place, "") if not _ends_in(file.name, *suffixes)]
+    others = [file.name for file in visible_files(place, "") if not ends_in(file.name, *suffixes)]
     if others:
         some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
         told = f"{place}: files of other kinds are not read: {len(others):,} ({some})"
         print(told, file=sys.stderr)
 
 
-def _ends_in(name: str, *suffixes: str) -> bool:
-    "Whether a file's name ends in one of these, in small letters or capitals."
+def ends_in(
+    name: str,  # of a file
+    *suffixes: str,  # in small letters
+) -> bool:
+    "Whether it ends in one of these, in small letters or capitals."
     return name.lower().endswith(suffixes)
 
 
-def _visible_files(folder: Path, *suffixes: str) -> list[Path]:
+def visible_files(folder: Path, *suffixes: str) -> list[Path]:
     "The files under a folder, in order, except names that begin with a dot. OSError if a part is closed."
 
     def refuse(error: OSError):  # os.walk and rglob would pass it over
@@ -293,7 +294,7 @@ def _visible_files(folder: Path, *suffixes: str) -> list[Path]:
     for top, folders, names in os.walk(folder, onerror=refuse):
         # every disk has a lost+found, which only root may look into
         folders[:] = [name for name in folders if not name.startswith(".") and name != "lost+found"]
-        found += [Path(top, name) for name in names if not name.startswith(".") and _ends_in(name, *suffixes)]
+        found += [Path(top, name) for name in names if not name.startswith(".") and ends_in(name, *suffixes)]
     return sorted(file for file in found if file.is_file())
 
 
@@ -301,20 +302,20 @@ def _text_files(path: Path) -> list[Path]:
     "The text file at `path`, or all those in a folder, except names that begin with a dot."
     if not path.exists():
         raise UserError(f"data: {path} is neither a corpus ({', '.join(CORPORA)}) nor a path that exists")
-    files = _visible_files(path, ".txt", *ROWS) if path.is_dir() else [path]
-    others = [file for file in files if _ends_in(file.name, *ROWS) and file.stat().st_size]
+    files = visible_files(path, ".txt", *ROWS) if path.is_dir() else [path]
+    others = [file for file in files if ends_in(file.name, *ROWS) and file.stat().st_size]
     if others:  # the texts beside them are most likely about them: a license, a readme
         prepare = shlex.join(["python", "-m", "tinygpt.data", "prepare", str(path)])
         raise UserError(
             f"data: {others[0]} is not plain text: make token files of it with {prepare} FOLDER, "
-            "and train on FOLDER"
+            "and give FOLDER in its place"
         )
     check_no_table(path)
-    if not path.is_dir() and _ends_in(path.name, ".gz", ".zst"):
-        unpack = "zcat" if _ends_in(path.name, ".gz") else "zstd -dc"
+    if not path.is_dir() and ends_in(path.name, ".gz", ".zst"):
+        unpack = "zcat" if ends_in(path.name, ".gz") else "zstd -dc"
         unpack = f"{unpack} {shlex.quote(str(path))} > NEW.txt"
         raise UserError(f"data: {path} is compressed: unpack it with {unpack}, and give that file")
-    files = [file for file in files if file == path or _ends_in(file.name, ".txt")]
+    files = [file for file in files if file == path or ends_in(file.name, ".txt")]
     if not files:
         raise UserError(f"data: the folder {path} holds no .txt file (and no meta.json of token files)")
     return files
@@ -534,11 +535,11 @@ class Shards:
             tokens, begin = self.part(k)
             return tokens[start - begin : stop - begin : step]
         out = np.empty(max(0, stop - start), self.dtype)
-        at = start
-        while at < stop:
+        here = start
+        while here < stop:
             tokens, begin = self.part(k)
-            out[at - start : self.ends[k] - start] = tokens[at - begin : stop - begin]
-            at = self.ends[k]
+            out[here - start : self.ends[k] - start] = tokens[here - begin : stop - begin]
+            here = self.ends[k]
             k += 1
         return out[::step]
 
@@ -566,7 +567,7 @@ def meta_problems(
         yield f"format = {meta.get('format')!r:.80} is not 1, the only one known here"
     if meta.get("dtype") not in ("<u2", "<u4"):
         yield f"dtype = {meta.get('dtype')!r:.80} is neither <u2 nor <u4"
-    if not _is_count(meta.get("vocab_size")):
+    if not is_count(meta.get("vocab_size"), least=1):
         yield f"vocab_size = {meta.get('vocab_size')!r:.80} is not a number of ids"
     for name in ("tokenizer", "source"):
         if not isinstance(meta.get(name), str):
@@ -585,7 +586,7 @@ def _split_problems(found) -> Iterator[str]:
         yield f"{found!r:.80} is not a record"
         return
     for name in ("documents", "bytes"):
-        if not _is_count(found.get(name), least=0):
+        if not is_count(found.get(name)):
             yield f"{name} = {found.get(name)!r:.80} is not a number"
     shards = found.get("shards")
     if not isinstance(shards, list) or not shards:
@@ -595,15 +596,11 @@ def _split_problems(found) -> Iterator[str]:
         file = shard.get("file") if isinstance(shard, dict) else None
         if not isinstance(file, str) or file in ("", ".", "..") or Path(file).name != file:
             yield f"shard {shard!r:.80} has no file name without slashes"
-        elif not _is_count(shard.get("tokens")):
+        elif not is_count(shard.get("tokens"), least=1):
             yield f"{file} has tokens = {shard.get('tokens')!r:.80}"
     names = [str(shard.get("file")) for shard in shards if isinstance(shard, dict)]
     if len(set(names)) < len(names):
         yield "a file is named twice"
-
-
-def _is_count(value, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 # %% ../../nbs/more/03_data_tokens.ipynb #open
 @dataclass

@@ -21,11 +21,12 @@ import torch
 from tyro.conf import Positional, arg
 
 from ..accumulate_memory import ChunkedLossGPT
-from ..checkpoint_open import open_model
-from ..data.open import _nanogpt_tokenizer as nanogpt_tokenizer
-from ..data.open import open_data
+from ..checkpoint_open import keep_tokenizer, open_model
+from ..data.documents import find_documents
+from ..data.open import nanogpt_tokenizer, open_data
 from tinygpt.data.tokens import (
     CORPORA,
+    ROWS,
     TOKENIZERS,
     load_corpus,
     open_split,
@@ -64,10 +65,11 @@ def _nanogpt_val(folder: Path, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def text_tokens(
-    # a corpus such as "sotu" or a folder of .txt files (the held-out part), a text file (all of it),
-    # or a token folder (its val), including nanoGPT's
+    # a corpus such as "sotu" or a folder of .txt files (the held-out part), a file of text or documents
+    # (all of it), or a token folder (its val), including nanoGPT's
     data: str,
     tokenizer: Tokenizer,  # the model's
+    text_key: str = "text",  # the column or field of documents that holds the text
 ) -> np.ndarray:
     """The ids of the text to evaluate on, with an eot before each document.
 
@@ -81,14 +83,18 @@ def text_tokens(
             raise UserError(
                 f"data: the ids in {data} are of tokenizer {made_by}, "
                 f"the model knows {tokenizer.fingerprint}: "
-                "give the text itself, or token files that were prepared with the model's tokenizer.json"
+                "give the text itself, or prepare it again with the model's tokenizer: "
+                f"python -m tinygpt.data prepare TEXT FOLDER --tokenizer {keep_tokenizer(tokenizer)}"
             )
         return tokens.val
     if (place / "val.bin").exists() or (place / "train.bin").exists():
         return _nanogpt_val(place, tokenizer)
-    corpus = load_corpus(data)
-    alone = data not in CORPORA and place.is_file()
-    documents = ["".join(corpus.train + corpus.val)] if alone else corpus.val
+    if place.is_file() and place.name.lower().endswith(ROWS):
+        documents = [text for _, chunk in find_documents(data, text_key).walk() for text in chunk.texts]
+    else:
+        corpus = load_corpus(data)
+        alone = data not in CORPORA and place.is_file()
+        documents = ["".join(corpus.train + corpus.val)] if alone else corpus.val
     ids = []
     for document in tokenizer.encode_batch(documents):
         ids += [tokenizer.eot, *document]
@@ -252,8 +258,10 @@ class Options:
     task: str = ""
     """hellaswag, storycloze or lambada; empty: the loss on a text"""
     data: str = ""
-    """text: sotu, a file, a folder or token files (empty: what the run held out of its own text; sotu, if it
-    is no run of ours); task: jsonl, csv or parquet (empty: hub)"""
+    """text: sotu, a file (.txt, .jsonl, .parquet), a folder or token files (empty: what the run held out of
+    its own text; sotu, if it is no run of ours); task: jsonl, csv or parquet (empty: hub)"""
+    text_key: str = "text"
+    """of a .jsonl or .parquet: the field or column that holds the text"""
     batch_size: int | None = None
     """rows per forward; the number does not depend on it (empty: 16, or the run's micro_batch_size where that
     is less; the run's loss_chunk holds too)"""
@@ -299,7 +307,7 @@ def open_asked(options: Options, world: World) -> tuple[GPT, Tokenizer, Path, st
     if not data and (_home(checkpoint) / "config.json").exists() and _is_ours(checkpoint):
         return model, tokenizer, checkpoint, *held_out_text(checkpoint, tokenizer)
     data = data or "sotu"
-    return model, tokenizer, checkpoint, data, text_tokens(data, tokenizer)
+    return model, tokenizer, checkpoint, data, text_tokens(data, tokenizer, options.text_key)
 
 
 def _is_ours(checkpoint: Path) -> bool:

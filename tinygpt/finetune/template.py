@@ -17,7 +17,7 @@ import torch
 from ..checkpoint import save_checkpoint
 from ..checkpoint_open import open_model
 from ..model import GPT
-from ..support import Undrawn, UserError, _a_type
+from ..support import Undrawn, UserError, a_type
 from ..tokenizer import Tokenizer
 from ..tokenizer_special import EOT_NAME, SpecialTokenizer
 
@@ -100,7 +100,7 @@ def check_messages(
     for i, message in enumerate(messages):
         place = f"{where}: message {i + 1}"
         if not isinstance(message, dict):
-            raise UserError(f'{place} is {_a_type(message)}: give {{"role": …, "content": …}}')
+            raise UserError(f'{place} is {a_type(message)}: give {{"role": …, "content": …}}')
         role, content = message.get("role"), message.get("content")
         if role is None:
             raise UserError(f"{place} has no role: give one of {', '.join(ROLES)}")
@@ -252,7 +252,7 @@ def _rows(path: Path, text: str):
 def _conversation(row, where: str) -> list[dict]:
     "The messages of one entry in any of the formats."
     if not isinstance(row, dict):
-        raise UserError(f"data: {where} is {_a_type(row)}: give an object with messages")
+        raise UserError(f"data: {where} is {a_type(row)}: give an object with messages")
     if "messages" in row:
         messages = row["messages"]
     elif "instruction" in row and "output" in row:

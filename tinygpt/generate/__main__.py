@@ -16,7 +16,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from ..checkpoint_open import open_model
 from .sample import check_sampling, context_start, decode_rows, show_rows
 from .speculative import speculative_rows
-from .text import _special_ids, check_stop, prompt_ids, text_rows
+from .text import check_stop, prompt_ids, special_ids, text_rows
 from ..precision import choose_device
 from ..support import UserError, check_alone, command, parse_options
 from ..tokenizer import Tokenizer
@@ -88,7 +88,7 @@ def special_stops(tokenizer: Tokenizer, stop: list[str]) -> set[int]:
     found = []
     for text in stop:
         with suppress(UserError):  # a stop may hold characters the tokenizer does not know
-            found.append(_special_ids(tokenizer, text))
+            found.append(special_ids(tokenizer, text))
     return {ids[0] for ids in found if len(ids) == 1 and not tokenizer.decode_bytes(ids)}
 
 

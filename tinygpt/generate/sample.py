@@ -11,11 +11,12 @@ import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import repeat
+from numbers import Integral, Real
 
 import torch
 
 from ..model import GPT, KVCache
-from ..support import UserError, eval_mode
+from ..support import UserError, eval_mode, is_count
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/18_generate.ipynb #sample
@@ -68,11 +69,11 @@ def sampling_probs(
 def check_sampling(temperature: float, top_k: int, top_p: float) -> None:
     "UserError, with all problems, if these settings mean nothing: NaN, for example, or a top_k of 2.5."
     problems = []
-    if not 0 <= temperature < float("inf"):
+    if not isinstance(temperature, Real) or not 0 <= temperature < float("inf"):
         problems.append(f"temperature = {temperature}: 0 is greedy, 1 the model's own, never negative")
-    if top_k < 0 or isinstance(top_k, float):
+    if not is_count(top_k):
         problems.append(f"top_k = {top_k}: a number of tokens, or 0 for all")
-    if not 0 < top_p <= 1:
+    if not isinstance(top_p, Real) or not 0 < top_p <= 1:
         problems.append(f"top_p = {top_p}: a probability above 0, 1 for all")
     if problems:
         raise UserError("; ".join(problems))
@@ -186,6 +187,8 @@ def seeded_rows(
     forced: list[int] = (),  # ids that must come first, in every row
 ) -> list[Row]:
     "A row for each prompt."
+    if seed is not None and not isinstance(seed, Integral):
+        raise UserError(f"seed = {seed!r}: a whole number, or None for another text each time")
     seeds = [None if seed is None else seed + r for r in range(len(prompts))]
     return [Row(prompt, _generator(s), list(forced)) for prompt, s in zip(prompts, seeds)]
 
@@ -193,12 +196,21 @@ def seeded_rows(
 def check_rows(
     rows: list[Row],
     max_new_tokens: int,  # for each row
+    vocab_size: int,  # the model's
 ) -> None:
-    "UserError if a row has nothing to begin with, or more forced tokens than it may have tokens."
-    if not all(len(row.prompt) for row in rows):
-        raise UserError("a prompt is empty: begin with at least one token, for example the tokenizer's eot")
-    if (n := max((len(row.forced) for row in rows), default=0)) > max_new_tokens:
-        raise UserError(f"forced has {n} tokens, max_new_tokens = {max_new_tokens} allows less: raise it")
+    "UserError for an empty prompt, for what is no token, and for more forced tokens than there may be."
+    if not is_count(max_new_tokens):
+        raise UserError(f"max_new_tokens = {max_new_tokens}: choose a whole number, 0 or more")
+    for row in rows:
+        if isinstance(row.prompt, int):
+            raise UserError(f"a prompt is {row.prompt}: give a list of prompts, each of them a list of ids")
+        if len(row.prompt) == 0:
+            raise UserError("a prompt is empty: begin with a token, for example the tokenizer's eot")
+        if (n := len(row.forced)) > max_new_tokens:
+            raise UserError(f"forced has {n} tokens, max_new_tokens = {max_new_tokens} allows less: raise it")
+        for i in (*row.prompt, *row.forced):
+            if not is_count(i) or i >= vocab_size:
+                raise UserError(f"{i!r} is no token of this model: its ids go from 0 to {vocab_size - 1}")
 
 
 def _generator(seed: int | None) -> torch.Generator:
@@ -279,7 +291,9 @@ def decode_rows(
     Log-probabilities are the model's own, before temperature and cuts. The model is in eval mode meanwhile.
     """
     check_sampling(temperature, top_k, top_p)
-    check_rows(rows, max_new_tokens)
+    check_rows(rows, max_new_tokens, model.config.vocab_size)
+    if logprobs is not None and not is_count(logprobs):
+        raise UserError(f"logprobs = {logprobs}: how many likeliest tokens to note at each place, 0 or more")
     going = list(rows) if max_new_tokens > 0 else []
     longest = max((len(row.prompt) for row in rows), default=0)
     ids = torch.zeros(len(rows), longest + max_new_tokens, dtype=torch.int64)  # all begin at the left

@@ -22,7 +22,7 @@ from tinygpt.generate.sample import (
     sampling_probs,
 )
 from ..model import GPT
-from ..support import UserError
+from ..support import UserError, is_count
 
 # %% ../../nbs/more/18_generate_speculative.ipynb #verify
 def verify(
@@ -96,7 +96,8 @@ def speculative_tokens(
     Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
     """
     check_sampling(temperature, top_k, top_p)
-    if k < 1:
+    check_rows([Row(row) for row in ids.tolist()], max_new_tokens, model.config.vocab_size)
+    if not is_count(k, least=1):
         raise UserError(f"k = {k}: propose 1 token or more for each pass")
     ids, block_size, end = ids.cpu(), model.config.block_size, ids.shape[1] + max_new_tokens
     target = Reader(model.eval(), longest=end)
@@ -144,7 +145,7 @@ def speculative_rows(
 ) -> Iterator[Row]:
     "Yield a row each time it has gained a token, as `decode_rows` does."
     how = k, temperature, top_k, top_p
-    check_rows(rows, max_new_tokens)
+    check_rows(rows, max_new_tokens, model.config.vocab_size)
     for row in rows:
         ids = torch.tensor([row.prompt + row.forced])
         room = max_new_tokens - len(row.forced)

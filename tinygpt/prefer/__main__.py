@@ -23,7 +23,7 @@ from ..finetune.answers import right_shares
 from ..finetune.tasks import make_examples
 from .pairs import encode_preference, read_pairs, task_pairs
 from .reward import reward_objective
-from .train import Preferences, _pair_problem, batch_problems, dpo_objective
+from .train import Preferences, batch_problems, dpo_objective, pair_problem
 from ..run.command import nothing_left
 from ..run.config import TrainConfig
 from ..run.folder import check_folder
@@ -123,7 +123,7 @@ def open_preferences(
     if options.data != "tasks":
         # in the order of the file, so that the number is found there
         for number, ids in enumerate(encoded, 1):
-            if problem := _pair_problem(*ids, config.model.block_size):
+            if problem := pair_problem(*ids, config.model.block_size):
                 raise UserError(f"data: {options.data}: pair {number} {problem}")
         random.Random(seed).shuffle(encoded)
     return Preferences(encoded[n_held:], encoded[:n_held], options.beta, options.kind, tokenizer.eot)

@@ -26,7 +26,7 @@ from tinygpt.finetune.template import (
 )
 from ..generate.sample import Row
 from ..model import GPT
-from ..support import UserError, _a_type
+from ..support import UserError, a_type
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/23_prefer_pairs.ipynb #pair
@@ -61,7 +61,7 @@ def as_pair(
 ) -> Pair:
     "The pair in the row. UserError, in one sentence, for a missing field, an empty answer or equal answers."
     if not isinstance(row, dict):
-        raise UserError(f"{where} is {_a_type(row)}: give an object with prompt, chosen, rejected")
+        raise UserError(f"{where} is {a_type(row)}: give an object with prompt, chosen, rejected")
     for name in ("chosen", "rejected"):
         if name not in row:
             raise UserError(f"{where} has no {name!r}: give prompt, chosen and rejected")
@@ -77,7 +77,7 @@ def as_pair(
                 f"{where}: the prompt ends with the {prompt[-1]['role']}: a user's message comes last"
             )
     elif not isinstance(prompt, str):
-        raise UserError(f"{where}: prompt is {_a_type(prompt)}: give a text or a list of messages")
+        raise UserError(f"{where}: prompt is {a_type(prompt)}: give a text or a list of messages")
     else:
         check_text(prompt, f"{where}: prompt")
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
@@ -96,7 +96,7 @@ def _answer(said, name: str, where: str) -> str:
             raise UserError(f"{where}: {name} is not one message of the assistant: give that, or a text")
         said = said[0].get("content")
     if not isinstance(said, str):
-        raise UserError(f"{where}: {name} is {_a_type(said)}: give a text")
+        raise UserError(f"{where}: {name} is {a_type(said)}: give a text")
     return said
 
 

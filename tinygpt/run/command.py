@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_type_hints
 
-from ..checkpoint import _first_good, _read_state, checkpoints
+from ..checkpoint import checkpoints, first_good, read_state
 from ..measure.__main__ import read_count
 from ..model import GPTConfig
 from .config import OptimConfig, RunConfig, TrainConfig, is_toml, load_config, read_toml
 from .presets import PRESETS, preset
 from .setup import kept_settings
-from ..support import UserError, _speaks, parse_options
+from ..support import UserError, may_print, parse_options
 
 # %% ../../nbs/more/19_run_command.ipynb #arguments
 @dataclass
@@ -257,7 +257,7 @@ def nothing_left(
     report = config.folder / "report.md"
     if not report.is_file() or report.stat().st_mtime < found[-1].stat().st_mtime:
         return False
-    if _speaks():
+    if may_print():
         print(f"{config.folder} is finished: it has made its {config.optim.max_steps} steps")
     return True
 
@@ -266,10 +266,10 @@ def read_so_far(
     config: TrainConfig,
 ) -> tuple[int, int]:
     "(steps, tokens) of the newest good checkpoint in the config's folder: what a resume goes on from."
-    newest = _first_good(checkpoints(config.folder)[::-1], 1)
+    newest = first_good(checkpoints(config.folder)[::-1], 1)
     if not newest:
         return 0, 0
-    state = _read_state(newest[0])
+    state = read_state(newest[0])
     rows = state.get("rows", state["step"] * config.data.batch_size)  # an older one does not say
     return state["step"], rows * config.model.block_size
 

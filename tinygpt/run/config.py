@@ -28,7 +28,7 @@ import torch
 from ..attention_triton import triton_problem
 from ..checkpoint import checkpoints
 from ..data.documents import HUB
-from ..data.tokens import CORPORA, TOKENIZERS, _ends_in, holds_tokens
+from ..data.tokens import CORPORA, TOKENIZERS, ends_in, holds_tokens
 from ..measure.memory import machine_memory, param_counts, state_bytes
 from ..model import GPTConfig
 from ..precision import choose_policy
@@ -510,7 +510,7 @@ def find_tokenizer(
 
 def is_toml(file: str | Path | None) -> bool:
     "Whether a settings file is one that a person wrote, by its name."
-    return file is not None and _ends_in(str(file), ".toml")
+    return file is not None and ends_in(str(file), ".toml")
 
 
 def read_toml(path: Path) -> dict:

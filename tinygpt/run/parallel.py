@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 
-from ..accumulate import _trained, clip_gradients
+from ..accumulate import clip_gradients, trained_weights
 from ..accumulate_memory import ChunkedLossGPT
 from ..adamw import adamw_groups
 from ..ddp.agree import known_to_all
@@ -109,7 +109,7 @@ class Single:
 
     def clip(self, max_norm: float) -> torch.Tensor:
         "Clip by the norm of all gradients of all ranks; returns that norm, equal on all ranks."
-        return clip_gradients(_trained(self.model, self.optimizer), max_norm)
+        return clip_gradients(trained_weights(self.model, self.optimizer), max_norm)
 
     def weights(self) -> dict[str, torch.Tensor]:
         "The whole weights, on rank 0 at least; all ranks call it."

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ..support import PALETTE, UserError, _close_output, atomic_path, file_problem, finite
+from ..support import PALETTE, UserError, atomic_path, close_output, file_problem, finite
 
 # %% ../../nbs/more/19_run_report.ipynb #metrics
 class RunLog:
@@ -59,7 +59,7 @@ class RunLog:
         except Exception as error:  # a plotting library and a service have their own errors
             self.lost.add(what)
             if what == "stdout":
-                _close_output()
+                close_output()
             problem = (
                 file_problem(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             )

@@ -28,7 +28,7 @@ from tinygpt.run.command import (
 )
 from .config import RunConfig, TrainConfig, is_toml, load_config
 from .presets import preset
-from .setup import _check_form, kept_settings
+from .setup import check_form, kept_settings
 from ..support import UserError
 
 # %% ../../nbs/more/19_run_stage.ipynb #config
@@ -160,7 +160,7 @@ def stage_options(
         options = replace(options, resume=None, overwrite=True)
     options.named = frozenset(named)
     if options.resume is None:
-        _check_form(options.train, before.train.model)
+        check_form(options.train, before.train.model)
     else:
         check_resumed(options.train.run, before.train.run)
         check_kept(options, before, kept)

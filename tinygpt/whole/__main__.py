@@ -32,7 +32,16 @@ from ..model import GPT
 from ..precision import choose_device
 from ..reinforce.policy import Answer, draw_answers
 from ..run.report import read_metrics, smooth
-from ..support import PALETTE, UserError, atomic_path, check_alone, command, parse_options, read_json
+from tinygpt.support import (
+    PALETTE,
+    UserError,
+    atomic_path,
+    check_alone,
+    command,
+    interval,
+    parse_options,
+    read_json,
+)
 from ..tokenizer import Tokenizer
 
 # %% ../../nbs/more/25_whole_command.ipynb #options
@@ -301,11 +310,7 @@ def difference(
     after: list[int],  # the same questions
 ) -> tuple[float, float]:
     "(mean of after - before, half the width of its 95 % interval), question by question."
-    n = len(before)
-    gains = [b - a for a, b in zip(before, after, strict=True)]
-    mean = sum(gains) / n
-    variance = sum((gain - mean) ** 2 for gain in gains) / max(n - 1, 1)
-    return mean, 1.96 * (variance / n) ** 0.5
+    return interval([b - a for a, b in zip(before, after, strict=True)])
 
 # %% ../../nbs/more/25_whole_command.ipynb #table
 def table_of(
