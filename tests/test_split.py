@@ -209,6 +209,22 @@ def pipeline_training(name, order, micro_batches, group=None, split=None, steps=
     return losses, most, *whole, dict(count.calls), dict(count.bytes)
 
 
+def pipeline_calls(order):
+    "What each call of a step sends and receives: (isend or irecv, the other rank)."
+    calls, right = [], dist.batch_isend_irecv
+
+    def recorded(messages):
+        calls.append([(m.op.__name__, m.group_peer) for m in messages])
+        return right(messages)
+
+    dist.batch_isend_irecv = recorded
+    try:
+        pipeline_training("llama", order, 8, steps=1)
+    finally:
+        dist.batch_isend_irecv = right
+    return calls
+
+
 class Recorded(PipelineStage):
     def forward_one_chunk(self, i, *args, **kwargs):
         self.steps.append(("F", i))
@@ -285,6 +301,8 @@ def four(world):
         "heads": problem(lambda: split_layers(fresh(CONFIGS["llama"]))),
         "pp": {(n, o): pipeline_training(n, o, 8) for n in ("gpt2", "llama") for o in ORDERS},
         "tp in pp": pipeline_training("llama", "1f1b", 4, outside, split=inside),
+        "calls": {order: pipeline_calls(order) for order in ORDERS},
+        "outside": problem(lambda: Stage(fresh(UNTIED["llama"]), pairs[1 - world.rank // 2])),
         "torch's order": order_of_torch(world, 8),
     }
     # matrices cut over a pair, rows over the pairs
@@ -385,6 +403,15 @@ def test_head_rows_gives_whole_heads_with_the_keys_and_values_they_read():
     assert head_rows(config, 1)[0].tolist() == list(range(16))
 
 
+def test_frozen_layers_stay_frozen():
+    for freeze in (True, False):
+        model = fresh(CONFIGS["gpt2"])
+        model.h[1].requires_grad_(not freeze)
+        split_layers(model)
+        assert all(p.requires_grad != freeze for p in model.h[1].parameters())
+        assert all(p.requires_grad for p in model.h[0].parameters())
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_parallel_linear_layers_keep_their_rows_and_columns(bias, monkeypatch):
     whole = nn.Linear(6, 4, bias=bias)
@@ -469,6 +496,30 @@ def test_each_micro_batch_is_sent_once_each_way(found):
         assert sizes["send"] == sizes["recv"] == 8 * 12 * SIZE["n_embd"] * 8
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_stages_whose_sends_wait_for_the_receiver_never_wait_for_each_other(found, order):
+    # as over NCCL: calls run one after the other, and one ends when all its messages have met
+    todo = [copy.deepcopy(rank["calls"][order]) for rank in found[4]]
+    assert sum(len(call) for calls in todo for call in calls) == 2 * 2 * 3 * 8  # no message outside of them
+    while any(todo):
+        now = [calls[0] if calls else [] for calls in todo]
+        pairs = [(a, b) for a in range(4) for b in range(4)]
+        met = [(a, b) for a, b in pairs if ("isend", b) in now[a] and ("irecv", a) in now[b]]
+        assert met, now
+        for a, b in met:
+            now[a].remove(("isend", b))
+            now[b].remove(("irecv", a))
+        todo = [calls if not calls or calls[0] else calls[1:] for calls in todo]
+
+
+def test_capped_logits_of_a_stage_are_float32_under_autocast_as_the_models_are():
+    model = fresh(UNTIED["modern"]).float()
+    x, y = batch(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted, found = model(x, y, reduction="sum")[1], Stage(model)(x, y)
+    torch.testing.assert_close(found, wanted, atol=0, rtol=1e-7)
+
+
 def test_groups_put_split_layers_into_the_stages_of_a_pipeline(found):
     first, second = [[found[4][i]["tp in pp"] for i in ranks] for ranks in ((0, 2), (1, 3))]
     check_stages(first, "llama", [2, 1])
@@ -505,4 +556,5 @@ def test_bad_input_gets_one_sentence(found):
         assert "micro_batches = 3 does not divide 8 rows" in bad["micro"]
         assert "micro_batches = 0" in bad["none"]
         assert "cache" in bad["cache"] and "split already" in bad["twice"]
+    assert all("not in the group" in rank["outside"] for rank in found[4])
     assert all("4 ranks" in rank["heads"] and "n_kv_head = 2" in rank["heads"] for rank in found[4])

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .attention import attention
-from .model import GPT, MLP, Attention, GPTConfig, apply_rope, token_loss
+from .model import GPT, MLP, Attention, GPTConfig, _wide, apply_rope, token_loss
 from .support import UserError
 
 # %% ../nbs/more/15_split.ipynb #f-and-g
@@ -26,7 +26,10 @@ def _place(group) -> tuple[int, int]:
     "This process's rank in the group (None: all processes), and how many there are."
     if not dist.is_initialized():
         return 0, 1
-    return dist.get_rank(group), dist.get_world_size(group)
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise UserError("this process is not in the group: only its ranks may split a model over it")
+    return rank, dist.get_world_size(group)
 
 
 def _summed(x, group):
@@ -75,11 +78,13 @@ class _Part(nn.Module):
         super().__init__()
         self.places, self.group = places, group
         mine = places[_place(group)[0]].to(whole.weight.device)
-        self.weight = nn.Parameter(whole.weight.detach().index_select(self.cut["weight"], mine))
+        part = whole.weight.detach().index_select(self.cut["weight"], mine)
+        self.weight = nn.Parameter(part, whole.weight.requires_grad)  # what was frozen stays so
         self.bias = None
         if whole.bias is not None:
             bias = whole.bias.detach()
-            self.bias = nn.Parameter(bias[mine] if "bias" in self.cut else bias.clone())
+            part = bias[mine] if "bias" in self.cut else bias.clone()
+            self.bias = nn.Parameter(part, whole.bias.requires_grad)
 
 
 class ColumnParallelLinear(_Part):
@@ -136,7 +141,7 @@ class SplitAttention(nn.Module):
         self.c_attn = ColumnParallelLinear(whole.c_attn, head_rows(c, ranks), group)
         self.c_proj = RowParallelLinear(whole.c_proj, torch.arange(c.n_embd).chunk(ranks), group)
 
-    def forward(self, x, rope=None, cache=None, mask=None):  # as Attention's
+    def forward(self, x, rope=None, cache=None, mask=None):  # as Attention's; a mask is one for all heads
         c = self.config
         if cache is not None:
             raise UserError("a split model takes no cache: gather_whole gives the weights of a GPT that does")
@@ -154,7 +159,8 @@ class SplitAttention(nn.Module):
 def split_layers(model: GPT, group=None) -> GPT:
     """Leave each rank its heads and hidden units of every block. All ranks must then read the same rows.
 
-    Changes `model`, which gets rank 0's weights first; embeddings, norms and head stay whole.
+    Changes `model`, which gets rank 0's weights first; embeddings, norms and head stay whole. An optimizer
+    is made afterwards: of the parts.
     UserError for dropout, for a model that is split already, and for heads or hidden units that do not
     divide by the ranks.
     """
@@ -274,7 +280,7 @@ class Stage(nn.Module):
         c = self.config
         logits = F.linear(self.ln_f(x), self.lm_head.weight[: c.vocab_size])
         if c.logit_softcap:
-            logits = c.logit_softcap * torch.tanh(logits / c.logit_softcap)
+            logits = c.logit_softcap * torch.tanh(_wide(logits) / c.logit_softcap)
         return token_loss(logits, targets, "sum")
 
 # %% ../nbs/more/15_split.ipynb #step
@@ -293,32 +299,37 @@ def pipeline_step(
     xs, ys = x.chunk(micro_batches), y.chunk(micro_batches)
     count = (y != -100).sum().clamp(min=1)  # of the whole batch: the mean of means may be another number
     shape = (*xs[0].shape, stage.config.n_embd)
-    kept, sends, losses, most = {}, [], [], 0
+    before, after = None if stage.first else rank - 1, None if stage.last else rank + 1
+    kept, losses, most = {}, [], 0
 
-    def receive(source):
-        tensor = torch.empty(shape, dtype=next(stage.parameters()).dtype, device=x.device)
-        dist.recv(tensor, group=group, group_src=source)
-        return tensor
+    def exchange(tensor, to, source):
+        "Send to one rank and receive from another, or the same; None: no message that way."
+        messages, came = [], None
+        if to is not None:
+            tensor = tensor.detach().contiguous()
+            messages.append(dist.P2POp(dist.isend, tensor, group=group, group_peer=to))
+        if source is not None:
+            came = torch.empty(shape, dtype=next(stage.parameters()).dtype, device=x.device)
+            messages.append(dist.P2POp(dist.irecv, came, group=group, group_peer=source))
+        # in one call: two stages that only send to each other would wait for ever
+        for work in dist.batch_isend_irecv(messages) if messages else ():
+            work.wait()
+        return came
 
-    def send(tensor, to):  # without waiting: a stage that sends forward may be sent to
-        tensor = tensor.detach().contiguous()
-        sends.append((dist.isend(tensor, group=group, group_dst=to), tensor))
-
-    for kind, i in order(rank, ranks, micro_batches):
+    steps = order(rank, ranks, micro_batches)
+    sources = [before if kind == "F" else after for kind, _ in steps]
+    came = exchange(None, None, sources[0])
+    for (kind, i), source in zip(steps, [*sources[1:], None]):  # source: of what the next step needs
         if kind == "F":
-            came = xs[i] if stage.first else receive(rank - 1).requires_grad_()
-            out = stage(came, ys[i])
-            kept[i] = came, out
+            inputs = xs[i] if stage.first else came.requires_grad_()
+            out = stage(inputs, ys[i])
+            kept[i] = inputs, out
             most = max(most, len(kept))
             if stage.last:
                 losses.append(out.detach() / count)
-            else:
-                send(out, rank + 1)
+            came = exchange(out, after, source)
         else:
-            came, out = kept.pop(i)
-            out.backward(1 / count.to(out.dtype) if stage.last else receive(rank + 1))
-            if not stage.first:
-                send(came.grad, rank - 1)
-    for work, _ in sends:
-        work.wait()
+            inputs, out = kept.pop(i)
+            out.backward(1 / count.to(out.dtype) if stage.last else came)
+            came = exchange(inputs.grad, before, source)
     return (sum(losses) if stage.last else None), most
