@@ -506,8 +506,8 @@ def test_a_file_of_a_task(made, tmp_path, capsys, name, content, word):
 TEXTS = [
     ("empty.txt", b"", "empty"),
     ("latin.txt", "caf\u00e9".encode("latin-1"), "is not UTF-8"),
-    ("rows.parquet", b"PAR1", "is not plain text"),
-    ("rows.jsonl", b"{}", "is not plain text"),
+    ("rows.parquet", b"PAR1", "cannot be read"),
+    ("rows.jsonl", b'{"a": 1}', "has no field 'text' but a"),
     ("folder", None, "holds no .txt file"),
     ("nothing", None, "neither a corpus"),
 ]

@@ -760,7 +760,7 @@ def serve(
     host, port = listener.getsockname()[:2]
     place = f"[{host}]" if ":" in host else host
     local = ipaddress.ip_address(host).is_loopback
-    hosts = ("127.0.0.1", "localhost", "[::1]", place) if local else ()
+    hosts = tuple(dict.fromkeys(("127.0.0.1", "localhost", "[::1]", place))) if local else ()
     engine = Engine(model, tokenizer, batch_size).start()
     app = make_app(engine, name, hosts)
     settings = dict(log_level="warning", timeout_graceful_shutdown=5)
