@@ -30,13 +30,10 @@ undecided.
 import statistics
 from pathlib import Path
 
-import numpy as np
-import torch
 from ablation import Record, parser_of, worth
-from optimizers import FRESH, RULE, run
-from which_decay import around, at
+from optimizers import RULE
+from which_decay import around, at, lowest, runner
 
-from tinygpt.data.tokens import prepare
 from tinygpt.support import interval
 
 RECORD = Path(__file__).parent / "results" / "decay_longer.json"
@@ -63,15 +60,11 @@ class Longer(Record):
 
     def search(self, text: int, kind: str, measure) -> tuple[int, int] | None:
         "The point with a worse one on all sides; None if `measure`, of row and rate, lacks one."
-        best = STARTS[text, kind]
-        while True:
-            points = around(best)[: 3 if kind == NOTHING else 5]  # without a decay, only the rate moves
-            losses = {point: measure(*self.row_at(text, kind, point)) for point in points}
-            if None in losses.values():
-                return None
-            middle, best = best, min(losses, key=losses.get)
-            if best == middle:
-                return best
+
+        def places(best):  # without a decay, only the rate moves
+            return around(best)[: 3 if kind == NOTHING else 5]
+
+        return lowest(STARTS[text, kind], lambda point: measure(*self.row_at(text, kind, point)), places)
 
     def known(self, row: str, rate: float) -> float | None:
         losses = self.losses(row, rate, STEPS)
@@ -112,20 +105,13 @@ def show(record: Longer):
 
 def main():
     args = parser_of(__doc__).parse_args()
-    torch.set_num_threads(1)
-    data = prepare("sotu", "char", progress=False)
-    train, val = (torch.from_numpy(np.asarray(t[:FRESH]).astype(np.int64)) for t in (data.train, data.val))
 
-    def one(row, rate, seed, steps):
+    def settings(row):
         text, kind, decay = row.split(" | ")
         same = dict(optimizer="AdamW", warmup=0.05, schedule="trapezoid", part_of_run=1, final=0.0)
-        same |= dict(model="chapter 10", text=int(text), kind=kind, decay=float(decay))
-        result = run(same | dict(lr=rate, seed=seed, steps=steps), train, val, data.tokenizer.n_vocab, {})
-        found = {name: result[name] for name in ("loss", "last", "cpu_s")}
-        print(row, rate, seed, found, flush=True)
-        return dict(row=row, rate=rate, seed=seed, steps=steps, **found)
+        return same | dict(model="chapter 10", text=int(text), kind=kind, decay=float(decay))
 
-    record = Longer(RECORD, one, args.save, tuning_seeds=TUNING_SEEDS, table_of_pairs=2.379)
+    record = Longer(RECORD, runner(settings), args.save, tuning_seeds=TUNING_SEEDS, table_of_pairs=2.379)
     if not args.show:
 
         def tuned(row, rate):

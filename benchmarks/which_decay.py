@@ -63,6 +63,33 @@ def around(point: tuple[int, int]) -> list[tuple[int, int]]:
     return [(i, j), (i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)]
 
 
+def lowest(best: tuple[int, int], measure, places=around) -> tuple[int, int] | None:
+    "The point with a worse one on all sides, searched from `best` on; None if `measure` lacks one."
+    while True:
+        losses = {point: measure(point) for point in places(best)}
+        if None in losses.values():
+            return None
+        middle, best = best, min(losses, key=losses.get)
+        if best == middle:
+            return best
+
+
+def runner(settings):
+    "run(row, rate, seed, steps), as `Record` wants it; `settings` of a row: what `run` is asked besides."
+    torch.set_num_threads(1)
+    data = prepare("sotu", "char", progress=False)
+    train, val = (torch.from_numpy(np.asarray(t[:FRESH]).astype(np.int64)) for t in (data.train, data.val))
+
+    def one(row, rate, seed, steps):
+        asked = settings(row) | dict(lr=rate, seed=seed, steps=steps)
+        result = run(asked, train, val, data.tokenizer.n_vocab, {})
+        found = {name: result[name] for name in ("loss", "last", "cpu_s")}
+        print(row, rate, seed, found, flush=True)
+        return dict(row=row, rate=rate, seed=seed, steps=steps, **found)
+
+    return one
+
+
 class Which(Record):
     def side(self, model: str, kind: str, point: tuple, seeds) -> list[float]:
         "The losses of one setting; what is missing is run."
@@ -71,14 +98,7 @@ class Which(Record):
 
     def search(self, model: str, kind: str, measure) -> tuple[int, int] | None:
         "The best point, with a worse one on all four sides; None if `measure` has not got all."
-        best = STARTS[model, kind]
-        while True:
-            losses = {point: measure(model, kind, point) for point in around(best)}
-            if None in losses.values():
-                return None
-            middle, best = best, min(losses, key=losses.get)
-            if best == middle:
-                return best
+        return lowest(STARTS[model, kind], lambda point: measure(model, kind, point))
 
     def known(self, model: str, kind: str, point: tuple) -> dict:
         rate, decay = at(point)
@@ -117,21 +137,14 @@ def show(record: Which):
 
 def main():
     args = parser_of(__doc__).parse_args()
-    torch.set_num_threads(1)
-    data = prepare("sotu", "char", progress=False)
-    train, val = (torch.from_numpy(np.asarray(t[:FRESH]).astype(np.int64)) for t in (data.train, data.val))
 
-    def one(row, rate, seed, steps):
+    def settings(row):
         model, kind, decay = row.split(" | ")
-        same = dict(optimizer="AdamW", warmup=0.1, schedule="cosine", text=REPEATED, model=model, kind=kind)
-        asked = same | dict(decay=float(decay), lr=rate, seed=seed, steps=steps)
-        result = run(asked, train, val, data.tokenizer.n_vocab, {})
-        found = {name: result[name] for name in ("loss", "last", "cpu_s")}
-        print(row, rate, seed, found, flush=True)
-        return dict(row=row, rate=rate, seed=seed, steps=steps, **found)
+        same = dict(optimizer="AdamW", warmup=0.1, schedule="cosine", text=REPEATED)
+        return same | dict(model=model, kind=kind, decay=float(decay))
 
     setup = dict(text=REPEATED, tuning_seeds=TUNING_SEEDS, margin=MARGIN)
-    record = Which(RECORD, one, args.save, setup=setup)
+    record = Which(RECORD, runner(settings), args.save, setup=setup)
     if not args.show:
 
         def tuned(*setting):
