@@ -17,8 +17,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from .accumulate_memory import chunked_cross_entropy
 from .attention import attention
-from .model import GPT, MLP, Attention, GPTConfig, _wide, apply_rope, token_loss
+from .model import GPT, MLP, Attention, GPTConfig, apply_rope
 from .support import UserError
 
 # %% ../nbs/more/15_split.ipynb #f-and-g
@@ -278,10 +279,8 @@ class Stage(nn.Module):
         if not self.last:
             return x
         c = self.config
-        logits = F.linear(self.ln_f(x), self.lm_head.weight[: c.vocab_size])
-        if c.logit_softcap:
-            logits = c.logit_softcap * torch.tanh(_wide(logits) / c.logit_softcap)
-        return token_loss(logits, targets, "sum")
+        head = self.lm_head.weight
+        return chunked_cross_entropy(self.ln_f(x), head, targets, c.vocab_size, c.logit_softcap, "sum")
 
 # %% ../nbs/more/15_split.ipynb #step
 def pipeline_step(
