@@ -59,11 +59,8 @@ from tinygpt.model import GPT, GPTConfig
 from tinygpt.support import interval
 
 RECORD = Path(__file__).parent / "results" / "exchange.json"
-STEPS, FIRST, FRESH = (
-    2400,
-    10,
-    20,
-)  # compared seeds begin at FIRST, those that decide the second time at FRESH
+STEPS = 2400
+FIRST, FRESH = 10, 20  # of the compared seeds; from FRESH on they alone decide what was asked again
 GPT2 = dict(position="learned", norm="layernorm", mlp="gelu", mlp_hidden=256, bias=True, tie_weights=True)
 REST = dict(norm="layernorm", mlp="gelu", mlp_hidden=256, bias=True)
 UNTIED = GPT2 | dict(tie_weights=False)
