@@ -507,7 +507,8 @@ TEXTS = [
     ("empty.txt", b"", "empty"),
     ("latin.txt", "caf\u00e9".encode("latin-1"), "is not UTF-8"),
     ("rows.parquet", b"PAR1", "cannot be read"),
-    ("rows.jsonl", b'{"a": 1}', "has no field 'text' but a"),
+    ("rows.jsonl", b'{"a": 1}', "has no field 'text' but a: name"),
+    ("rows.jsonl", b"{}", "has no field 'text': name"),
     ("folder", None, "holds no .txt file"),
     ("nothing", None, "neither a corpus"),
 ]

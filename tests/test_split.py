@@ -324,12 +324,16 @@ class Found(dict):
         return self[ranks]
 
 
+# four processes take a while to start
+FOUR = pytest.param(4, marks=pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def found():
     return Found()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, FOUR])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_split_layers_train_as_the_whole_gpt_does(found, name, ranks):
     if (name, ranks) == ("llama", 4):
@@ -343,7 +347,7 @@ def test_split_layers_train_as_the_whole_gpt_does(found, name, ranks):
         assert one["apart"] == [0.0] * 5
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, FOUR])
 def test_a_block_has_two_all_reduces_forward_and_two_backward(found, ranks):
     for rank in found[ranks]:
         for one in rank["tp"].values():
@@ -352,7 +356,7 @@ def test_a_block_has_two_all_reduces_forward_and_two_backward(found, ranks):
                 assert sizes == {"allreduce": 2 * SIZE["n_layer"] * 8 * 12 * SIZE["n_embd"] * 8}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, FOUR])
 def test_split_mlp_and_split_attention_keep_a_share_of_each_matrix(found, ranks):
     whole = named(fresh(CONFIGS["gpt2"]))
     for name, mine in found[ranks][1]["tp"]["gpt2"]["mine"].items():
@@ -440,6 +444,7 @@ def test_split_mlp_and_split_attention_equal_torchs_colwise_and_rowwise_parallel
             torch.testing.assert_close(a, b, **EXACT)
 
 
+@pytest.mark.slow
 def test_groups_put_split_layers_inside_data_parallelism(found):
     model = fresh(CONFIGS["llama"])
     x, y = batch(0)
@@ -472,6 +477,7 @@ def test_a_stage_and_pipeline_step_train_as_the_whole_gpt_does(found, name, micr
     check_stages([rank["pp"][name, order, micro_batches] for rank in found[2]], name, kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_four_stages_keep_as_many_micro_batches_as_their_order_says(found, name, order):
@@ -496,6 +502,7 @@ def test_each_micro_batch_is_sent_once_each_way(found):
         assert sizes["send"] == sizes["recv"] == 8 * 12 * SIZE["n_embd"] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_stages_whose_sends_wait_for_the_receiver_never_wait_for_each_other(found, order):
     # as over NCCL: calls run one after the other, and one ends when all its messages have met
@@ -520,13 +527,14 @@ def test_capped_logits_of_a_stage_are_float32_under_autocast_as_the_models_are()
     torch.testing.assert_close(found, wanted, atol=0, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_groups_put_split_layers_into_the_stages_of_a_pipeline(found):
     first, second = [[found[4][i]["tp in pp"] for i in ranks] for ranks in ((0, 2), (1, 3))]
     check_stages(first, "llama", [2, 1])
     check_stages(second, "llama", [2, 1])
 
 
-@pytest.mark.parametrize("stages, micro_batches", [(2, 6), (4, 8)])
+@pytest.mark.parametrize("stages, micro_batches", [(2, 6), pytest.param(4, 8, marks=pytest.mark.slow)])
 def test_one_f_one_b_order_is_that_of_torchs_schedule(found, stages, micro_batches):
     for rank in range(stages):
         assert one_f_one_b_order(rank, stages, micro_batches) == found[stages][rank]["torch's order"]
@@ -556,5 +564,9 @@ def test_bad_input_gets_one_sentence(found):
         assert "micro_batches = 3 does not divide 8 rows" in bad["micro"]
         assert "micro_batches = 0" in bad["none"]
         assert "cache" in bad["cache"] and "split already" in bad["twice"]
+
+
+@pytest.mark.slow
+def test_groups_that_cannot_be_get_one_sentence(found):
     assert all("not in the group" in rank["outside"] for rank in found[4])
     assert all("4 ranks" in rank["heads"] and "n_kv_head = 2" in rank["heads"] for rank in found[4])

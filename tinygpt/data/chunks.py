@@ -205,10 +205,9 @@ def _parse_row(line: bytes, place: str, text_key: str, first: bool, notes: list)
             "write one object a line"
         )
     if first and text_key not in row:
-        raise UserError(
-            f"data: {place} has no field {text_key!r} but {', '.join(row)[:200]}: "
-            "name the field that holds the text by --text-key"
-        )
+        others = f" but {', '.join(row)[:200]}" if row else ""
+        remedy = "name the field that holds the text by --text-key"
+        raise UserError(f"data: {place} has no field {text_key!r}{others}: {remedy}")
     key = json.dumps(text_key)
     if text.count(key) > 1:  # seldom true, so few lines are parsed twice
         names = [name for name, _ in json.loads(text, object_pairs_hook=list)]
