@@ -181,6 +181,15 @@ def test_the_line_under_each_title_is_up_to_date():
     assert [problem for path in facts for problem in pages.header_problems(path, facts)] == []
 
 
+def test_a_side_page_that_follows_its_chapter_asks_for_it_and_one_that_comes_before_does_not():
+    facts = pages.page_facts()
+    lines = {path.stem: pages.header_line(path, fact, 5) for path, fact in facts.items()}
+    before = {page: re.search("read before: (.+?) ·", line)[1] for page, line in lines.items()}
+    assert before["24_reinforce_kl"] == "[24](../24_reinforce.ipynb)"  # it imports no chapter
+    assert before["20_speedrun_long"] == "[20](../20_speedrun.ipynb)"
+    assert before["04_dropout"] == before["14_muon_polar"] == before["01_floats"] == "no chapter"
+
+
 def test_a_header_is_written_once_and_keeps_its_seconds():
     line = "*Core · 5 minutes to read, 0 seconds to run · needs nothing · needed by nothing*"
     title = pages.with_header("# Title\n\n> one line\n\nThe question.", line)

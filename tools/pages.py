@@ -155,14 +155,21 @@ def code_of(path: Path) -> str:
 
 
 def page_facts() -> dict[Path, dict]:
-    "For each page of the reading order: label, minutes to read, pages it needs, pages that need it."
+    """For each page of the reading order: label, minutes to read, pages it needs, pages that need it.
+
+    `chapter` is the chapter whose side page it is, if that comes before it.
+    """
     order, label = reading_order(), labels()
     home = {module_of(path): path for path in order}
     facts = {}
     for path in order:
         needs = {home[m] for m in imports_in(code_of(path)) if m in home} - {path}
         facts[path] = dict(label=label[path.stem], minutes=minutes_to_read(path), needs=needs, needed_by=[])
+    chapters = {}  # number -> page, of those that came
     for path in order:
+        facts[path]["chapter"] = chapters.get(path.stem[:2])
+        if label[path.stem] == "core":
+            chapters[path.stem[:2]] = path
         for other in facts[path]["needs"]:
             facts[other]["needed_by"].append(path)
     for fact in facts.values():
@@ -185,8 +192,10 @@ def header_line(path: Path, fact: dict, seconds: int) -> str:
         names = [f"[{p.stem[:2]}]({os.path.relpath(p, path.parent)})" for p in pages]
         return ", ".join(name.replace(os.sep, "/") for name in names)
 
-    # what its code imports: chapters are worth reading before, side pages may wait
+    # what its code imports: chapters are worth reading before, side pages may wait; and its own chapter
     chapters = [p for p in fact["needs"] if p.parent == ROOT / "nbs"]
+    if fact["chapter"] not in (None, *chapters):
+        chapters.append(fact["chapter"])  # the last: what it imports is of chapters before
     side = [p for p in fact["needs"] if p.parent != ROOT / "nbs" and p.stem != "00_support"]
     users = [p for p in fact["needed_by"] if p.parent == ROOT / "nbs"]
     parts = [
