@@ -2251,13 +2251,13 @@ SLIPS = [
     Slip(
         "generate.sample",
         "sampling_probs",
-        "logits / max(temperature, 1e-30)",
-        "logits * max(temperature, 1e-30)",
+        "/ max(temperature, 1e-30)",
+        "* max(temperature, 1e-30)",
         "hot and cold swapped",
     ),
     Slip(
         "generate.sample",
-        "sampling_probs",
+        "_stays",
         "above | equal & (equal.cumsum(-1) <= room)",
         "above | equal",
         "of equal scores more are kept than top_k",

@@ -58,28 +58,30 @@ class _FlatStep(_FlatLayout):
         p.grad = None
 
     def launch(self):
-        if self.full is None:
+        if self.full is None:  # no gradient on this rank, but perhaps on another
             self.full = torch.zeros_like(self.weights)
-        self.works, self.take = self.wire.reduce_scatter(self.full, self.label)
-
-    def own(self, received):  # the reduce-scatter has left this rank's part only
-        return received[: self.high - self.low]  # without padding
+        self.works, padded = self.wire.reduce_scatter(self.full, self.label)
+        self.take = lambda: padded()[: self.high - self.low]  # this rank's part, without padding
 
     def update(self, touched):
         changed = [p for p in self.params if p in touched]
+        if not changed:
+            return []
         for p in changed:
             self.steps[p] += 1
-        # (number of the step, elements of this rank's part that take it)
         if len(changed) == len(self.params) and len(set(self.steps.values())) == 1:
-            pieces = [(self.steps[changed[0]], slice(None))]  # one call: to AdamW an element is an element
-        else:  # a call for each parameter, with its own number of steps
-            pieces = [(self.steps[p], part) for p, part, _ in self.segments(changed)]
-        weights = self.weights[self.low : self.high]
+            self._adamw(slice(None), self.steps[changed[0]])  # one call: to AdamW an element is an element
+        else:
+            for p, part, _ in self.segments(changed):
+                self._adamw(part, self.steps[p])
+        return self.wire.all_gather(self.weights, self.label)
+
+    def _adamw(self, part, step):
+        "Update these elements of this rank's part; `step` is the number of their updates, with this one."
+        weights = self.weights[self.low : self.high][part]
+        moments = self.exp_avg[part], self.exp_avg_sq[part]
         options = [self.group[name] for name in ("lr", "betas", "eps", "weight_decay")]
-        for step, part in pieces:
-            moments = self.exp_avg[part], self.exp_avg_sq[part]
-            adamw_update(weights[part], self.grad[part], *moments, step, *options)
-        return self.wire.all_gather(self.weights, self.label) if changed else []
+        adamw_update(weights, self.grad[part], *moments, step, *options)
 
 # %% ../nbs/15_zero.ipynb #flat-saved
 class _Flat(_FlatStep):
@@ -189,9 +191,6 @@ class _Matrix(Bucket):
         if self.full is None:
             self.full = torch.zeros_like(self.p, requires_grad=False)
         self.works, self.take = self.wire.reduce(self.full, self.owner, self.label)
-
-    def own(self, received):  # on the owner it is the sum over ranks
-        return received if self.mine else None
 
     def gather(self, keep):
         if not self.started:

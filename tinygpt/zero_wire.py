@@ -64,15 +64,15 @@ class Wire:
         owner: int,
         label: str = "",
     ) -> tuple[list, Callable]:
-        "Rank `owner` gets the sum over ranks: wait for the works; then `take()` returns it, on the owner."
+        "Rank `owner` gets the sum over ranks: wait for the works, then `take()` returns it; None elsewhere."
         if self.world_size == 1:
             return [], lambda: full
         if self._native(full):
             send = partial(dist.reduce, full, owner, async_op=True)
-            return self._start("reduce", label, full, [send]), lambda: full
+            return self._start("reduce", label, full, [send]), lambda: full if self.rank == owner else None
         if self.rank != owner:
             send = partial(dist.gather, full, None, owner, async_op=True)
-            return self._start("reduce", label, full, [send]), lambda: full
+            return self._start("reduce", label, full, [send]), lambda: None
         got = [torch.empty_like(full) for _ in range(self.world_size)]
         send = partial(dist.gather, full, got, owner, async_op=True)
         return self._start("reduce", label, full, [send]), lambda: torch.stack(got).sum(0)
@@ -134,9 +134,10 @@ def wait_all(works: list):
 class Bucket:
     """Parameters of one group whose gradients travel together.
 
-    A subclass says how, and which part this rank keeps: `collect(p)` takes over `p.grad`, `launch()` starts
-    the reduction, `own(received)` is what this rank keeps of its result (None: nothing), `gather(keep)` and
-    `load(state)` turn this rank's part of the state into whole tensors, named in `state_names`, and back.
+    A subclass says how: `collect(p)` takes over `p.grad`; `launch()` starts the reduction and sets `works`,
+    to wait for, and `take`, which then returns this rank's part of the sum (None: it has none).
+    `gather(keep)` and `load(state)` turn this rank's part of the state into whole tensors, named in
+    `state_names`, and back.
     """
 
     def __init__(
@@ -149,13 +150,13 @@ class Bucket:
         self.params, self.group, self.wire, self.label = params, group, wire, label
         self.missing = set(params)  # no gradient yet in this backward
         self.full = None  # this rank's gradients, until they are reduced
-        self.works = self.take = None  # the reduction under way, and its result
+        self.works = self.take = None  # the reduction under way
         self.grad = None  # this rank's part of the mean over all ranks
 
     def finish(self):
         "Wait for the reduction, keep this rank's part of the mean, free the rest."
         wait_all(self.works)
-        part = self.own(self.take())
+        part = self.take()
         if part is not None:
             part = part / self.wire.world_size if self.wire.world_size > 1 else part
             self.grad = part if self.grad is None else self.grad.add_(part)

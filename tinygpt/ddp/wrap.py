@@ -11,7 +11,7 @@ import inspect
 import statistics
 import time
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -46,7 +46,8 @@ def show_collectives(world: World) -> dict:
 class _Replica(nn.Module):
     """What the three below share: a model whose gradients are averaged over all ranks after backward.
 
-    `calls` and `bytes` count what is given to all-reduce; `timeline` holds [what, start, end] in seconds.
+    A subclass says what it does when backward begins (`begin`) and when it is over (`finish`).
+    `timeline` lists, in order, the messages of the last step, and where its backward ended.
     """
 
     def __init__(self, module: nn.Module):  # rank 0's weights go to all
@@ -54,8 +55,7 @@ class _Replica(nn.Module):
         self.module = module
         # from the last to the first, as backward comes to them; tied ones come once, frozen ones not at all
         self.params = [p for p in module.parameters() if p.requires_grad][::-1]
-        claim_gradients(self.params, type(self).__name__)
-        self.calls = self.bytes = 0
+        claim_gradients(self.params, type(self).__name__)  # refuses a second wrapper: see below
         self.timeline = []
         self.sync = True  # shall the next forward's backward synchronize?
         self.active = False  # is such a backward under way?
@@ -80,33 +80,22 @@ class _Replica(nn.Module):
         return out
 
     def _starts(self, grad):
-        if not self.active:
+        if not self.active:  # the outputs of two forwards may share one backward
             self.active = True
-            self.timeline.append(["backward", time.perf_counter(), None])
+            self.timeline = []
             self.begin()
-            # runs when all of this backward is done
             torch.autograd.Variable._execution_engine.queue_callback(self._ends)
 
     def _ends(self):
         self.active = False
-        backward = next(span for span in reversed(self.timeline) if span[0] == "backward")
-        backward[2] = time.perf_counter()
+        self.timeline.append("backward ends")
         with torch.no_grad():
             self.finish()
 
-    def all_reduce(self, tensor: torch.Tensor, what: str = "gradient", op=dist.ReduceOp.AVG) -> dist.Work:
-        "Start to average a tensor over the ranks, in place; count it."
-        self.calls += 1
-        self.bytes += tensor.nbytes
-        span = [what, time.perf_counter(), None]
-        self.timeline.append(span)
-        work = dist.all_reduce(tensor, op=op, async_op=True)
-
-        def arrived(_):
-            span[2] = time.perf_counter()
-
-        work.get_future().add_done_callback(arrived)
-        return work
+    def all_reduce(self, tensor: torch.Tensor, what: str = "gradients", op=dist.ReduceOp.AVG) -> dist.Work:
+        "Start to average a tensor over the ranks, in place. (AVG is sum and division in one.)"
+        self.timeline.append(what)
+        return dist.all_reduce(tensor, op=op, async_op=True)
 
     def used_anywhere(self, used_here: list[bool]) -> list[bool]:
         "For each parameter: has any rank a gradient?"
@@ -136,34 +125,32 @@ class Overlapped(_Replica):
     def __init__(self, module: nn.Module):  # rank 0's weights go to all
         super().__init__(module)
         self.groups = self.group(self.params)  # what travels together
-        for number, group in enumerate(self.groups):
-            for p in group:
-                p.register_post_accumulate_grad_hook(partial(self._arrived, number))
+        for p in self.params:
+            p.register_post_accumulate_grad_hook(self._arrived)
 
     def begin(self):
-        self.missing = [len(group) for group in self.groups]
-        self.works = []
+        self.line = deque(self.groups)  # not sent yet
+        self.here = set()  # parameters whose gradient is complete
+        self.sent = []  # (work, tensor, group)
 
-    def _arrived(self, number, p):
+    def _arrived(self, p):
         if self.active:
-            self.missing[number] -= 1
-            # Send the next in line, and those that wait behind it; one that is early waits.
-            # The number of the next is how many were sent: len(self.works)
-            while len(self.works) < len(self.groups) and self.missing[len(self.works)] == 0:
-                self._send(self.groups[len(self.works)])
+            self.here.add(p)
+            while self.line and self.here.issuperset(self.line[0]):
+                self._send(self.line.popleft())
 
     def _send(self, group):
         tensor = self.pack(group)
-        self.works.append((self.all_reduce(tensor), tensor))
+        self.sent.append((self.all_reduce(tensor), tensor, group))
 
     def finish(self):
         used_here = [p.grad is not None for p in self.params]
-        for group in self.groups[len(self.works) :]:
+        for group in self.line:  # held up by a gradient that did not come
             for p in group:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
             self._send(group)
-        for (work, tensor), group in zip(self.works, self.groups):
+        for work, tensor, group in self.sent:
             work.wait()
             self.unpack(tensor, group)
         for p, used in zip(self.params, self.used_anywhere(used_here)):

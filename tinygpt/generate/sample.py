@@ -10,7 +10,6 @@ __all__ = ['likeliest', 'sampling_probs', 'check_sampling', 'context_start', 'Ne
 import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from numbers import Integral, Real
 
 import torch
@@ -47,23 +46,26 @@ def sampling_probs(
     if temperature == 0:
         return torch.nn.functional.one_hot(likeliest(logits), logits.shape[-1]).float()
     # so that a tiny temperature cannot turn the largest into infinity
-    logits = logits - _largest(logits)[..., None]
-    logits = logits / max(temperature, 1e-30)
+    logits = (logits - _largest(logits)[..., None]) / max(temperature, 1e-30)
     if top_k == 0 and top_p == 1:
         return logits.softmax(-1)  # nothing is cut: no need to sort the vocabulary
     V = logits.shape[-1]
     ranked = logits.topk(min(top_k or V, V)).values  # order costs time: no more of it than needed
-    kept = torch.full_like(logits[..., :1], ranked.shape[-1], dtype=torch.int64)  # how many
+    kept = torch.full_like(logits[..., :1], ranked.shape[-1], dtype=torch.int64)  # how many stay
     if top_p < 1:
         probs = ranked.softmax(-1)
         # what the likelier ones hold together; 0 for the first, so one is always kept
         before = probs.cumsum(-1) - probs
         kept = (before < top_p).sum(-1, keepdim=True)
-    least = ranked.gather(-1, kept - 1)  # the smallest score that is kept, and among equals the first ids
+    stays = _stays(logits, ranked.gather(-1, kept - 1), kept)
+    return logits.masked_fill(~stays, -torch.inf).softmax(-1)
+
+
+def _stays(logits: torch.Tensor, least: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    "Which `kept` scores stay: all above `least`, and of those equal to it the first."
     above, equal = logits > least, logits == least
     room = kept - above.sum(-1, keepdim=True)
-    stays = above | equal & (equal.cumsum(-1) <= room)
-    return logits.masked_fill(~stays, -torch.inf).softmax(-1)
+    return above | equal & (equal.cumsum(-1) <= room)
 
 # %% ../../nbs/18_generate.ipynb #check-sampling
 def check_sampling(temperature: float, top_k: int, top_p: float) -> None:
@@ -132,15 +134,10 @@ class NextLogits:
     def _prefill(self, ids: torch.Tensor, last: int) -> torch.Tensor:
         "Begin a cache with (B, t) tokens. Rows that are alike run once, and each gets a copy."
         distinct, which = ids.unique(dim=0, return_inverse=True)
-        alike = len(distinct) < len(ids)
-        first = distinct if alike else ids  # `unique` puts rows in another order
-        self.cache = KVCache(self.cached, len(first), self.weight.device, self.weight.dtype)
-        logits = self._run(first, last)
-        if alike:
-            which = which.to(self.weight.device)
-            self.keep(which)
-            logits = logits[which]
-        return logits
+        self.cache = KVCache(self.cached, len(distinct), self.weight.device, self.weight.dtype)
+        logits = self._run(distinct, last)
+        self.keep(which)
+        return logits[which.to(logits.device)]
 
     def keep(
         self,
@@ -232,13 +229,13 @@ def draw_tokens(
     "In each row the token that wins a race: each arrives at random, at a rate that is its probability."
     ids = torch.arange(probs.shape[-1], device=probs.device)
     x = (ids * 0x9E3779B9 & 2**32 - 1) ^ keys.to(probs.device)[..., None]
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # Wellons (2018), lowbias32
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # scramble: Wellons (2018), lowbias32
         x ^= x >> shift
         x *= factor
         x &= 2**32 - 1
     x ^= x >> 16
     u = x.float().add_(0.5).div_(2**32).clamp_(max=1 - 2**-24)  # never 1: nobody would arrive
-    return (probs / -torch.log1p(-u)).argmax(-1)
+    return (probs / -torch.log1p(-u)).argmax(-1)  # the earliest; probability 0 never comes
 
 
 def next_tokens(
@@ -310,7 +307,7 @@ def decode_rows(
             writing = [going[i] for i in turn]
             tokens = next_tokens(logits, writing, temperature, top_k, top_p)
             ids[turn, n] = torch.tensor(tokens)
-            found = repeat(None) if logprobs is None else look_up(logits, tokens, logprobs)
+            found = [None] * len(tokens) if logprobs is None else look_up(logits, tokens, logprobs)
             for row, token, looked_up in zip(writing, tokens, found):
                 row.take(token, ends, max_new_tokens)
                 if looked_up and row.finish != "eot":
