@@ -134,8 +134,12 @@ class NextLogits:
     def _prefill(self, ids: torch.Tensor, last: int) -> torch.Tensor:
         "Begin a cache with (B, t) tokens. Rows that are alike run once, and each gets a copy."
         distinct, which = ids.unique(dim=0, return_inverse=True)
-        self.cache = KVCache(self.cached, len(distinct), self.weight.device, self.weight.dtype)
-        logits = self._run(distinct, last)
+        shared = len(distinct) < len(ids)
+        rows = distinct if shared else ids
+        self.cache = KVCache(self.cached, len(rows), self.weight.device, self.weight.dtype)
+        logits = self._run(rows, last)
+        if not shared:
+            return logits  # a copy would need the memory of the cache twice
         self.keep(which)
         return logits[which.to(logits.device)]
 
@@ -295,7 +299,7 @@ def decode_rows(
     longest = max((len(row.prompt) for row in rows), default=0)
     ids = torch.zeros(len(rows), longest + max_new_tokens, dtype=torch.int64)  # all begin at the left
     for place, row in zip(ids, rows):
-        place[: len(row.prompt)] = torch.tensor(row.prompt)
+        place[: len(row.prompt)] = torch.as_tensor(row.prompt)
     next_logits = NextLogits(model, use_cache, ids.shape[1])
     with eval_mode(model):
         while going:
