@@ -1045,9 +1045,9 @@ SLIPS = [
     Slip("measure.speed", "measure_bandwidth", "2 * a.nbytes", "a.nbytes", "what is written is not counted"),
     Slip(
         "measure.speed",
-        "host_reads",
-        "not any(_within(read, call) for call in fused)",
-        "True",
+        "_reads",
+        'if event.name != "aten::_fused_adamw_"',
+        "if True",
         "the fused kernel's own reads are counted",
     ),
     Slip(
@@ -1168,7 +1168,7 @@ SLIPS = [
     Slip(
         "precision",
         "LossScaler.step",
-        "return step_unless(optimizer, found_inf)",
+        "return step_unless(optimizer, self._found_inf)",
         "return optimizer.step()",
         "steps with infinite gradients",
     ),

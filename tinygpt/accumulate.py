@@ -197,30 +197,31 @@ def measure_noise_scale(
 
     UserError if rows do not divide, if batches differ in rows, if there is none, or if a gradient is NaN.
     """
+    batches = list(batches)
+    if not batches:
+        raise UserError("there is no batch to measure: give at least one pair (x, y)")
+    rows = len(batches[0][0])
+    if not 0 < micro_batch_size < rows or rows % micro_batch_size:
+        raise UserError(
+            f"a batch of {rows} rows does not divide into micro-batches of {micro_batch_size}: "
+            "choose a proper divisor"
+        )
+
     parameters = [p for p in model.parameters() if p.requires_grad]
     small = []
     big = []
-    rows = None
     for x, y in batches:
-        if not 0 < micro_batch_size < len(x) or len(x) % micro_batch_size:
-            raise UserError(
-                f"a batch of {len(x)} rows does not divide into micro-batches of {micro_batch_size}: "
-                "choose a proper divisor"
-            )
-        rows = rows or len(x)
         if len(x) != rows:
             raise UserError(
                 f"batches of {rows} and of {len(x)} rows: give batches that all have as many rows"
             )
-        sums = None
+        sums = [torch.zeros_like(p) for p in parameters]
         for xb, yb in zip(x.split(micro_batch_size), y.split(micro_batch_size)):
             model.zero_grad(set_to_none=True)
             accumulate_gradients(model, xb, yb)
             grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
             small.append(nn.utils.get_total_norm(grads))
-            sums = grads if sums is None else torch._foreach_add(sums, grads)
+            torch._foreach_add_(sums, grads)
         big.append(nn.utils.get_total_norm(sums) * micro_batch_size / rows)
-    if rows is None:
-        raise UserError("there is no batch to measure: give at least one pair (x, y)")
     model.zero_grad(set_to_none=True)
     return gradient_noise_scale(small, big, micro_batch_size, rows)

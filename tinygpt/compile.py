@@ -178,16 +178,11 @@ def compile_error(
 ) -> str:
     "The line of a compiler's error that names the cause, and a remedy where one is known."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    for line in lines:
-        if "error:" in line or "cannot find" in line:
-            cause = line
-            break
-
-    for sign, hint in HINTS.items():
-        if sign in str(error):
-            return f"{cause[:200]} ({hint})"
-    return cause[:200]
+    heading = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    telling = [line for line in lines if "error:" in line or "cannot find" in line]
+    cause = (telling or [heading])[0][:200]
+    hints = [hint for sign, hint in HINTS.items() if sign in str(error)]
+    return f"{cause} ({hints[0]})" if hints else cause
 
 # %% ../nbs/09_compile.ipynb #compiled-model
 class CompiledModel:

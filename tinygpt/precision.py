@@ -152,15 +152,14 @@ def unscale_gradients(
     scale: torch.Tensor,  # (), float32
 ) -> torch.Tensor:  # (), float32, on the device of `scale`: 1 if a gradient has an inf or nan, else 0
     "Divide gradients by the scale and say whether they overflowed, without waiting for a GPU."
-    found_inf = torch.zeros((), device=scale.device)
-    if grads:
-        # the largest of a tensor is inf or nan if any of its numbers is
-        norms = torch._foreach_norm(grads, math.inf)
-        largest = torch.stack([norm.to(scale.device, torch.float32) for norm in norms])
-        found_inf += ~largest.isfinite().all()
-        # a few kernels for all tensors
-        torch._foreach_mul_(grads, scale.double().reciprocal().float())
-    return found_inf
+    if not grads:
+        return torch.zeros((), device=scale.device)
+    # the largest of a tensor is inf or nan if any of its numbers is
+    norms = torch._foreach_norm(grads, math.inf)
+    largest = torch.stack([norm.to(scale.device, torch.float32) for norm in norms])
+    # a few kernels for all tensors
+    torch._foreach_mul_(grads, scale.double().reciprocal().float())
+    return (~largest.isfinite().all()).float()
 
 # %% ../nbs/08_precision.ipynb #next-scale
 def next_scale(
@@ -178,32 +177,6 @@ def next_scale(
     kept_or_grown = torch.where(grow & higher.isfinite(), higher, scale)
     scale = torch.where(overflow, lower, kept_or_grown)
     return scale, torch.where(overflow | grow, 0, good_steps + 1)
-
-# %% ../nbs/08_precision.ipynb #scaler-gradients
-def _gradients_to_unscale(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    "The gradients that this process has for the optimizer. RuntimeError if they are float16."
-    if hasattr(optimizer, "gradient_shards"):  # a rank keeps its part of the gradients only (chapter 15)
-        grads = optimizer.gradient_shards()
-    else:
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        grads = [p.grad for p in params if p.grad is not None and p.grad.numel()]
-    if any(g.dtype == torch.float16 for g in grads):
-        trouble = "gradients in float16 cannot be unscaled, they would underflow again"
-        raise RuntimeError(f"{trouble}: keep the weights in float32")
-    return grads
-
-
-def _check_rule(growth_factor: float, backoff_factor: float, growth_interval: int, init_scale: float):
-    "UserError for a rule with which a loss scaler cannot work."
-    rates_work = growth_factor > 1 and 0 < backoff_factor < 1
-    float32 = torch.finfo(torch.float32)  # the scale is kept in it: beyond, it is 0 or inf for ever
-    if not (rates_work and growth_interval >= 1 and float32.tiny <= init_scale <= float32.max):
-        raise UserError(
-            f"a loss scaler cannot work with growth_factor = {growth_factor}, "
-            f"backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, "
-            f"init_scale = {init_scale}: growth above 1, backoff between 0 and 1, "
-            "interval from 1 on, scale above 0 and in float32's range"
-        )
 
 # %% ../nbs/08_precision.ipynb #step-unless
 def step_unless(
@@ -256,8 +229,12 @@ class LossScaler:
         self.growth_interval = growth_interval
         self._scale = torch.tensor(float(init_scale), dtype=torch.float32, device=device)
         self._good_steps = torch.tensor(0, dtype=torch.int32, device=device)
-        self._found_inf: dict[int, torch.Tensor] = {}  # of each optimizer unscaled since the last update
-        self._stepped: set[int] = set()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._found_inf = torch.zeros_like(self._scale)  # 1 if a gradient has an inf or nan
+        self._unscaled: set[torch.optim.Optimizer] = set()
+        self._stepped: set[torch.optim.Optimizer] = set()
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         "The loss times the scale."
@@ -267,13 +244,14 @@ class LossScaler:
         "Divide this optimizer's gradients by the scale, once a step: after all backwards, before clipping."
         if not self.enabled:
             return
-        if id(optimizer) in self._found_inf:
+        if optimizer in self._unscaled:
             again = "unscale_ was called already since the last update"
             raise RuntimeError(f"{again}: the gradients would be divided twice")
         found_inf = unscale_gradients(_gradients_to_unscale(optimizer), self._scale)
         if self.reduce is not None:  # also without gradients: the other processes wait for this one
             self.reduce(found_inf)
-        self._found_inf[id(optimizer)] = found_inf
+        self._found_inf = torch.maximum(self._found_inf, found_inf)
+        self._unscaled.add(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer):
         """`optimizer.step()`, left out if a gradient is inf or nan. Unscales if need be.
@@ -283,26 +261,24 @@ class LossScaler:
         """
         if not self.enabled:
             return optimizer.step()
-        if id(optimizer) in self._stepped:
+        if optimizer in self._stepped:
             again = "step was called already since the last update"
             raise RuntimeError(f"{again}: call update at the end of each step")
-        if id(optimizer) not in self._found_inf:
+        if optimizer not in self._unscaled:
             self.unscale_(optimizer)
-        self._stepped.add(id(optimizer))
-        found_inf = torch.stack(list(self._found_inf.values())).amax()
-        return step_unless(optimizer, found_inf)
+        self._stepped.add(optimizer)
+        return step_unless(optimizer, self._found_inf)
 
     def update(self) -> None:
         "Move the scale, at a step's end: down after an overflow, up after `growth_interval` steps without."
         if not self.enabled:
             return
-        if not self._found_inf:
+        if not self._unscaled:
             raise RuntimeError("update before step: there is nothing to learn from yet")
-        overflow = torch.stack(list(self._found_inf.values())).any()
         rule = (self.growth_factor, self.backoff_factor, self.growth_interval)
+        overflow = self._found_inf.bool()
         self._scale, self._good_steps = next_scale(self._scale, self._good_steps, overflow, *rule)
-        self._found_inf = {}
-        self._stepped = set()
+        self._begin_step()
 
     def get_scale(self) -> float:
         "The scale; 1 if disabled. Reading it waits for the device."
@@ -338,3 +314,29 @@ class LossScaler:
         self._good_steps = torch.full_like(self._good_steps, state["_growth_tracker"])
         for name in ("growth_factor", "backoff_factor", "growth_interval"):
             setattr(self, name, state[name])
+
+# %% ../nbs/08_precision.ipynb #scaler-gradients
+def _gradients_to_unscale(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    "The gradients that this process has for the optimizer. RuntimeError if they are float16."
+    if hasattr(optimizer, "gradient_shards"):  # a rank keeps its part of the gradients only (chapter 15)
+        grads = optimizer.gradient_shards()
+    else:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        grads = [p.grad for p in params if p.grad is not None and p.grad.numel()]
+    if any(g.dtype == torch.float16 for g in grads):
+        trouble = "gradients in float16 cannot be unscaled, they would underflow again"
+        raise RuntimeError(f"{trouble}: keep the weights in float32")
+    return grads
+
+
+def _check_rule(growth_factor: float, backoff_factor: float, growth_interval: int, init_scale: float):
+    "UserError for a rule with which a loss scaler cannot work."
+    rates_work = growth_factor > 1 and 0 < backoff_factor < 1
+    float32 = torch.finfo(torch.float32)  # the scale is kept in it: beyond, it is 0 or inf for ever
+    if not (rates_work and growth_interval >= 1 and float32.tiny <= init_scale <= float32.max):
+        raise UserError(
+            f"a loss scaler cannot work with growth_factor = {growth_factor}, "
+            f"backoff_factor = {backoff_factor}, growth_interval = {growth_interval}, "
+            f"init_scale = {init_scale}: growth above 1, backoff between 0 and 1, "
+            "interval from 1 on, scale above 0 and in float32's range"
+        )
