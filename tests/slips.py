@@ -656,9 +656,9 @@ SLIPS = [
     ),
     Slip(
         "attention",
-        "naive_attention",
-        "t.repeat_interleave(q.size(1) // t.size(1), dim=1)",
-        "t.repeat(1, q.size(1) // t.size(1), 1, 1)",
+        "_spread",
+        "t.repeat_interleave(group, dim=1)",
+        "t.repeat(1, group, 1, 1)",
         "query heads meet the wrong key heads",
     ),
     Slip(
@@ -679,8 +679,8 @@ SLIPS = [
     Slip(
         "attention",
         "_tiles",
-        "cols.start > last - window",
-        "cols.start >= last - window",
+        "cols.start <= last - window",
+        "cols.start < last - window",
         "one key too many at the edge of a window",
     ),
     Slip(
@@ -688,12 +688,12 @@ SLIPS = [
     ),
     Slip(
         "attention",
-        "tiled_forward",
-        "keep = _keep(s.shape, dropout, seed + place, s)",
-        "keep = _keep(s.shape, dropout, seed, s)",
-        "every tile drops the same places, and other ones than the backward",
+        "tiled_backward",
+        "manual_seed(seed)",
+        "manual_seed(seed + 1)",
+        "the backward pass drops other weights than the forward pass",
     ),
-    Slip("attention", "tiled_backward", "(dq_i * scale)", "dq_i", "the scale is missing in dq"),
+    Slip("attention", "tiled_backward", "dq.mul_(scale)", "dq", "the scale is missing in dq"),
     Slip(
         "attention",
         "fused_attention",
