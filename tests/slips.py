@@ -766,7 +766,13 @@ SLIPS = [
         "8 * self.n_embd // 3",
         "not rounded up to a multiple of 64",
     ),
-    Slip("model", "rope_table", "theta ** (-first", "theta ** (first", "frequencies grow instead of falling"),
+    Slip(
+        "model",
+        "rope_table",
+        "theta ** (-2 * hand",
+        "theta ** (2 * hand",
+        "frequencies grow instead of falling",
+    ),
     Slip(
         "model",
         "apply_rope",
@@ -892,8 +898,8 @@ SLIPS = [
     Slip(
         "model",
         "TokenEmbedding.forward",
-        "ids[:, 3 - n :]",
-        "ids[:, : ids.shape[1] - 3 + n]",
+        "triples[:, :, -n:]",
+        "triples[:, :, :n]",
         "the pair that ended one place before",
     ),
     Slip(
