@@ -742,8 +742,8 @@ SLIPS = [
     Slip(
         "init",
         "weight_std",
-        "return 1 / fan_in",
-        "return fan_in**-0.5",
+        '"head": 1 / fan_in',
+        '"head": fan_in**-0.5',
         "muP's head by the root of its fan-in",
     ),
     Slip("init", "_draw", "bound = std * 3**0.5", "bound = std", "deviation taken for the bound"),
