@@ -656,9 +656,9 @@ SLIPS = [
     ),
     Slip(
         "attention",
-        "naive_attention",
-        "t.repeat_interleave(q.size(1) // t.size(1), dim=1)",
-        "t.repeat(1, q.size(1) // t.size(1), 1, 1)",
+        "_spread",
+        "t.repeat_interleave(group, dim=1)",
+        "t.repeat(1, group, 1, 1)",
         "query heads meet the wrong key heads",
     ),
     Slip(
@@ -679,8 +679,8 @@ SLIPS = [
     Slip(
         "attention",
         "_tiles",
-        "cols.start > last - window",
-        "cols.start >= last - window",
+        "cols.start <= last - window",
+        "cols.start < last - window",
         "one key too many at the edge of a window",
     ),
     Slip(
@@ -688,12 +688,12 @@ SLIPS = [
     ),
     Slip(
         "attention",
-        "tiled_forward",
-        "keep = _keep(s.shape, dropout, seed + place, s)",
-        "keep = _keep(s.shape, dropout, seed, s)",
-        "every tile drops the same places, and other ones than the backward",
+        "tiled_backward",
+        "manual_seed(seed)",
+        "manual_seed(seed + 1)",
+        "the backward pass drops other weights than the forward pass",
     ),
-    Slip("attention", "tiled_backward", "(dq_i * scale)", "dq_i", "the scale is missing in dq"),
+    Slip("attention", "tiled_backward", "dq.mul_(scale)", "dq", "the scale is missing in dq"),
     Slip(
         "attention",
         "fused_attention",
@@ -742,8 +742,8 @@ SLIPS = [
     Slip(
         "init",
         "weight_std",
-        "return 1 / fan_in",
-        "return fan_in**-0.5",
+        '"head": 1 / fan_in',
+        '"head": fan_in**-0.5',
         "muP's head by the root of its fan-in",
     ),
     Slip("init", "_draw", "bound = std * 3**0.5", "bound = std", "deviation taken for the bound"),
@@ -766,7 +766,13 @@ SLIPS = [
         "8 * self.n_embd // 3",
         "not rounded up to a multiple of 64",
     ),
-    Slip("model", "rope_table", "theta ** (-first", "theta ** (first", "frequencies grow instead of falling"),
+    Slip(
+        "model",
+        "rope_table",
+        "theta ** (-2 * hand",
+        "theta ** (2 * hand",
+        "frequencies grow instead of falling",
+    ),
     Slip(
         "model",
         "apply_rope",
@@ -892,8 +898,8 @@ SLIPS = [
     Slip(
         "model",
         "TokenEmbedding.forward",
-        "ids[:, 3 - n :]",
-        "ids[:, : ids.shape[1] - 3 + n]",
+        "triples[:, :, -n:]",
+        "triples[:, :, :n]",
         "the pair that ended one place before",
     ),
     Slip(

@@ -47,6 +47,12 @@ def _join(
     return mask & see if mask.dtype == torch.bool else mask.masked_fill(~see, -math.inf)
 
 
+def _spread(t, n_head):
+    "Keys or values (B, n_kv_head, ...) as (B, n_head, ...): a shared head is copied for its query heads."
+    group = n_head // t.size(1)
+    return t if group == 1 else t.repeat_interleave(group, dim=1)
+
+
 def naive_attention(
     q: torch.Tensor,  # (B, n_head, T, head_dim)
     k: torch.Tensor,  # (B, n_kv_head, S, head_dim)
@@ -57,8 +63,7 @@ def naive_attention(
     mask: torch.Tensor | None = None,  # of your own, see `attention`
 ) -> torch.Tensor:  # (B, n_head, T, head_dim)
     "Attention as the formula says it, with all T×S scores in memory: softmax(q kᵀ / √head_dim) v."
-    if q.size(1) != k.size(1):  # grouped queries: each key head serves several query heads
-        k, v = (t.repeat_interleave(q.size(1) // t.size(1), dim=1) for t in (k, v))
+    k, v = _spread(k, q.size(1)), _spread(v, q.size(1))
     scores = q @ k.mT / math.sqrt(q.size(-1))  # (B, n_head, T, S)
     may_be_blind = mask is not None or (causal and q.size(2) > k.size(2))  # queries before the first key
     if causal:
@@ -80,17 +85,17 @@ def naive_attention(
 
 # %% ../nbs/04_attention.ipynb #update
 def _update(m, l, o, s, v_j, keep=None):
-    """Take a tile of scores s (..., t, s) and its values v_j (..., s, head_dim) into the running numbers.
+    """Take a tile of scores s (..., rows, cols) and its values v_j (..., cols, head_dim) into m, l and o.
 
-    They are the maximum m and the sum l, both (..., t, 1), and the output o (..., t, head_dim).
+    They are the maximum m and the sum l, both (..., rows, 1), and the output o (..., rows, head_dim).
     """
     m_new = torch.maximum(m, s.amax(dim=-1, keepdim=True))
-    shift = m_new.masked_fill(m_new == -math.inf, 0)  # nothing seen yet: -inf - 0, not -inf - -inf
-    p = (s - shift).exp()
-    correct = (m - shift).exp()
+    correct = (m - m_new).exp()
+    p = (s - m_new).exp()
     # dropout comes after the softmax: the sum counts the dropped weights too
     l = l * correct + p.sum(dim=-1, keepdim=True)
-    return m_new, l, o * correct + (p if keep is None else p * keep) @ v_j
+    dropped = p if keep is None else p * keep
+    return m_new, l, o * correct + dropped @ v_j
 
 # %% ../nbs/04_attention.ipynb #tiles
 def _tiles(T, S, causal, window, block, device=None):
@@ -98,37 +103,32 @@ def _tiles(T, S, causal, window, block, device=None):
     q_pos, k_pos = last_positions(T, S, device)
     for i in range(0, T, block):
         rows = slice(i, min(i + block, T))
-        first = i + S - T  # position of the block's first query
-        last = rows.stop - 1 + S - T  # and of its last
+        first, last = i + S - T, rows.stop - 1 + S - T  # positions of the block's first and last query
+        # the keys that at least one of these queries sees
         start = 0 if window is None else max(0, first - window + 1)
         stop = min(S, last + 1) if causal else S
         tiles = []
         for j in range(start, stop, block):
             cols = slice(j, min(j + block, stop))
-            # a tile needs no mask where the first query sees its last key and the last query its first
-            none_later = not causal or cols.stop - 1 <= first
-            none_too_old = window is None or cols.start > last - window
-            whole = none_later and none_too_old
-            tiles.append((cols, None if whole else visible(q_pos[rows], k_pos[cols], window)))
+            # where all of these queries see all of these keys, there is no mask
+            some_later = causal and cols.stop - 1 > first
+            some_too_old = window is not None and cols.start <= last - window
+            mask = visible(q_pos[rows], k_pos[cols], window) if some_later or some_too_old else None
+            tiles.append((cols, mask))
         yield rows, tiles
 
 # %% ../nbs/04_attention.ipynb #tile-scores
 def _scores(q_i, k_j, mask):
-    "Scores of one tile, (B, n_kv_head, group·t, s), with -inf where the mask (t, s) says no; q_i is scaled."
+    "Scores of one tile, (B, n_head, rows, cols), with -inf where the mask says no; q_i is scaled."
     s = q_i @ k_j.mT
-    if mask is None:
-        return s
-    group = q_i.size(2) // mask.size(0)  # query heads that share a key head
-    return s.masked_fill_(~mask.repeat(group, 1), -math.inf)
+    return s if mask is None else s.masked_fill_(~mask, -math.inf)
 
 # %% ../nbs/04_attention.ipynb #tile-keep
-def _keep(shape, dropout, seed, like):
-    "One tile's dropout factors, 0 or 1 / (1 - dropout), the same for the same seed. None without dropout."
-    if not dropout:
+def _keep(s, dropout, generator):
+    "Dropout factors for a tile of scores s, 0 or 1 / (1 - dropout); None without a generator."
+    if generator is None:
         return None
-    generator = torch.Generator(like.device).manual_seed(seed)
-    factors = torch.empty(shape, device=like.device, dtype=like.dtype)
-    return factors.bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
+    return torch.empty_like(s).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
 
 # %% ../nbs/04_attention.ipynb #tiled-forward
 @torch.no_grad()
@@ -139,40 +139,38 @@ def tiled_forward(
     causal: bool = True,  # query i sees keys j <= i + S - T
     window: int | None = None,  # and of those only the last `window`
     dropout: float = 0.0,  # probability of dropping a weight after the softmax
-    seed: int = 0,  # of the dropout; a tile has `seed` + its first row (of q) · S + its first column (of k)
+    seed: int = 0,  # of the dropout
     block: int = 128,  # queries and keys in a tile
 ) -> tuple[torch.Tensor, torch.Tensor]:  # y (B, n_head, T, head_dim), log-sum-exp (B, n_head, T)
     "Attention tile by tile: the T×S matrix never exists. Autograd does not follow."
     acc = torch.promote_types(q.dtype, torch.float32)  # half-precision inputs are added up in float32
-    groups = (k.size(1), q.size(1) // k.size(1))  # n_head = n_kv_head · group
+    lowest = torch.finfo(acc).min  # with -inf, a row that has seen nothing yet would compute -inf - -inf
     y = v.new_zeros(*q.shape[:3], v.size(-1))
     lse = q.new_zeros(q.shape[:3], dtype=acc)
-    qg, yg, lseg = (t.unflatten(1, groups) for t in (q, y, lse))  # (B, n_kv_head, group, T, ...): views
+    generator = torch.Generator(q.device).manual_seed(seed) if dropout else None
     for rows, tiles in _tiles(q.size(2), k.size(2), causal, window, block, q.device):
-        q_i = qg[:, :, :, rows].flatten(2, 3).to(acc)  # (B, n_kv_head, group·t, head_dim)
-        q_i = q_i / math.sqrt(q.size(-1))
-        m = q_i.new_full((*q_i.shape[:3], 1), -math.inf)  # largest score so far
+        q_i = q[:, :, rows].to(acc) / math.sqrt(q.size(-1))
+        m = q_i.new_full((*q_i.shape[:3], 1), lowest)  # largest score so far
         l = torch.zeros_like(m)  # sum of exp(score - m)
         o = q_i.new_zeros(*q_i.shape[:3], v.size(-1))  # the same sum, each term times its value
         for cols, mask in tiles:
-            s = _scores(q_i, k[:, :, cols].to(acc), mask)
-            place = rows.start * k.size(2) + cols.start  # another number for each tile
-            keep = _keep(s.shape, dropout, seed + place, s)
-            m, l, o = _update(m, l, o, s, v[:, :, cols].to(acc), keep)
-        y_i = o / l.masked_fill(l == 0, 1)  # a row that saw nothing: 0 / 1
-        yg[:, :, :, rows] = y_i.unflatten(2, (groups[1], -1)).to(y.dtype)
-        lseg[:, :, :, rows] = (m + l.log()).squeeze(-1).unflatten(2, (groups[1], -1))
+            k_j, v_j = (_spread(t[:, :, cols].to(acc), q.size(1)) for t in (k, v))
+            s = _scores(q_i, k_j, mask)
+            m, l, o = _update(m, l, o, s, v_j, _keep(s, dropout, generator))
+        y[:, :, rows] = o / l.masked_fill(l == 0, 1)  # a row that saw nothing: 0 / 1
+        lse[:, :, rows] = (m + l.log()).squeeze(-1)
     return y, lse
 
 # %% ../nbs/04_attention.ipynb #tile-grads
-def _tile_grads(q_i, k_j, v_j, dy_i, lse_i, delta_i, mask, keep=None):
-    "One tile's share of the gradients of q_i (scaled), k_j and v_j."
-    p = _scores(q_i, k_j, mask).sub_(lse_i).exp_()  # the softmax weights themselves
+def _tile_grads(s, q_i, k_j, v_j, dy_i, lse_i, delta_i, keep=None):
+    "The share of one tile, with scores s, in the gradients of q_i (scaled), k_j and v_j."
+    p = (s - lse_i).exp()  # the softmax weights themselves
+    dropped = p
     dp = dy_i @ v_j.mT
-    if keep is not None:
-        dp = dp * keep  # a dropped weight had no part in y
+    if keep is not None:  # a dropped weight had no part in y
+        dropped = p * keep
+        dp = dp * keep
     ds = p * (dp - delta_i)  # through the softmax
-    dropped = p if keep is None else p * keep
     return ds @ k_j, ds.mT @ q_i, dropped.mT @ dy_i
 
 # %% ../nbs/04_attention.ipynb #tiled-backward
@@ -192,31 +190,25 @@ def tiled_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # dq, dk, dv in the shapes and types of q, k, v
     "Gradients of attention; the weights are computed again, tile by tile, from q, k and the log-sum-exp."
     acc, scale = lse.dtype, 1 / math.sqrt(q.size(-1))
-    groups = (k.size(1), q.size(1) // k.size(1))  # n_head = n_kv_head · group
-    # (B, n_head, T); y was made with the dropped weights, so this holds with dropout too
-    delta = (dy.to(acc) * y.to(acc)).sum(dim=-1)
-    lse = lse.masked_fill(lse == -math.inf, 0)  # rows that saw nothing: exp(-inf - 0) = 0
+    groups = (k.size(1), -1)  # n_head = n_kv_head · query heads that share one
+    # (B, n_head, T, 1); y was made with the dropped weights, so this holds with dropout too
+    delta = (dy.to(acc) * y.to(acc)).sum(dim=-1, keepdim=True)
+    lse = lse.masked_fill(lse == -math.inf, 0)[..., None]  # rows that saw nothing: exp(-inf - 0) = 0
     dq, dk, dv = (torch.zeros_like(t, dtype=acc) for t in (q, k, v))
-    # (B, n_kv_head, group, T, ...): views
-    qg, dyg, lseg, deltag, dqg = (t.unflatten(1, groups) for t in (q, dy, lse, delta, dq))
+    # the same seed and the same order of tiles as in the forward pass: the same weights are dropped
+    generator = torch.Generator(q.device).manual_seed(seed) if dropout else None
     for rows, tiles in _tiles(q.size(2), k.size(2), causal, window, block, q.device):
-        # (B, n_kv_head, group·t, head_dim), and one number per row
-        q_i, dy_i = (t[:, :, :, rows].flatten(2, 3).to(acc) for t in (qg, dyg))
-        lse_i, delta_i = (t[:, :, :, rows].flatten(2, 3)[..., None] for t in (lseg, deltag))
         # scaled once, here: the scores come out right, and so does dk = dsᵀ (q · scale)
-        q_i = q_i * scale
-        dq_i = torch.zeros_like(q_i)
+        q_i, dy_i = q[:, :, rows].to(acc) * scale, dy[:, :, rows].to(acc)
         for cols, mask in tiles:
-            k_j, v_j = k[:, :, cols].to(acc), v[:, :, cols].to(acc)
-            # the same seed for the same tile as in the forward pass: the same weights are dropped
-            place = rows.start * k.size(2) + cols.start
-            keep = _keep((*q_i.shape[:3], k_j.size(2)), dropout, seed + place, q_i)
-            share = _tile_grads(q_i, k_j, v_j, dy_i, lse_i, delta_i, mask, keep)
-            dq_i += share[0]
-            dk[:, :, cols].add_(share[1])
-            dv[:, :, cols].add_(share[2])
-        # dq_i is the gradient of q · scale; the chain rule brings the scale in once more
-        dqg[:, :, :, rows] = (dq_i * scale).unflatten(2, (groups[1], -1))
+            k_j, v_j = (_spread(t[:, :, cols].to(acc), q.size(1)) for t in (k, v))
+            s = _scores(q_i, k_j, mask)
+            keep = _keep(s, dropout, generator)
+            share = _tile_grads(s, q_i, k_j, v_j, dy_i, lse[:, :, rows], delta[:, :, rows], keep)
+            dq[:, :, rows].add_(share[0])
+            dk[:, :, cols].add_(share[1].unflatten(1, groups).sum(dim=2))
+            dv[:, :, cols].add_(share[2].unflatten(1, groups).sum(dim=2))
+    dq.mul_(scale)  # so far the gradient of q · scale; the chain rule brings the scale in once more
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 # %% ../nbs/04_attention.ipynb #tiled
@@ -293,7 +285,7 @@ def fused_attention(
     if grouped and q.is_cuda and (mask is not None or q.dtype not in (torch.float16, torch.bfloat16)):
         # on CUDA no fused kernel is sure to take grouped heads with a mask or in float32:
         # SDPA would build the T×S matrix
-        k, v = (t.repeat_interleave(q.size(1) // t.size(1), dim=1) for t in (k, v))
+        k, v = _spread(k, q.size(1)), _spread(v, q.size(1))
         grouped = False
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=triangle, enable_gqa=grouped

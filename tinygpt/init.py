@@ -39,15 +39,11 @@ def weight_std(
         return 1.0 if role == "embedding" else (3 * fan_in) ** -0.5
     if scheme == "zero" and role in ("residual", "head"):
         return 0.0
-    depth = (2 * n_layer) ** -0.5 if role == "residual" and scheme != "normal" else 1.0
-    if scheme != "mup":
-        return std * depth
-    # by the fan-in, as in table 3 of Yang et al. 2022; the depth is GPT-2's
-    if role == "embedding":
-        return 1.0
-    if role == "head":
-        return 1 / fan_in
-    return fan_in**-0.5 * depth
+    if scheme == "mup":  # by the fan-in, as in table 3 of Yang et al. 2022
+        std = {"embedding": 1.0, "head": 1 / fan_in}.get(role, fan_in**-0.5)
+    if role == "residual" and scheme != "normal":
+        std *= (2 * n_layer) ** -0.5
+    return std
 
 # %% ../nbs/05_init.ipynb #draw
 def _draw(p: torch.Tensor, std: float, uniform: bool, generator: torch.Generator | None):
@@ -76,11 +72,10 @@ def init_weights(
     scheme: Scheme = "gpt2",
     std: float = 0.02,  # base standard deviation of normal, gpt2 and zero (GPT-2's 0.02)
     generator: torch.Generator | None = None,  # of the random numbers; None: torch's global one
-    residual: str = "c_proj",  # Linears of this name write to the residual stream
-    head: str = "lm_head",  # the Linear of this name makes the logits
 ) -> nn.Module:
     """Set every parameter of `model` by its role: embedding, hidden, residual or head matrix.
 
+    Linears named c_proj write to the residual stream, and lm_head makes the logits.
     Biases are 0 (of "torch": drawn as their weights are) and norms 1. Returns the model.
     """
     _check_scheme(scheme)
@@ -91,7 +86,7 @@ def init_weights(
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(module, nn.Linear):
-            role = {residual: "residual", head: "head"}.get(last, "hidden")
+            role = {"c_proj": "residual", "lm_head": "head"}.get(last, "hidden")
             deviation = weight_std(role, module.in_features, n_layer, scheme, std)
             _draw(module.weight, deviation, uniform, generator)
             if module.bias is not None:

@@ -26,12 +26,13 @@ from .tokenizer import pad_vocab
 # %% ../nbs/06_model.ipynb #rope
 def rope_table(n_pos: int, head_dim: int, theta: float = 10000.0) -> torch.Tensor:
     "Cosines and sines of angles (in float64) at positions 0 .. n_pos-1: (2, n_pos, head_dim/2), in float32."
-    first = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu")  # 2i, for each pair i
-    speed = theta ** (-first / head_dim)  # radians per position
-    angle = torch.arange(n_pos, dtype=torch.float64, device="cpu")[:, None] * speed
+    hand = torch.arange(head_dim // 2, dtype=torch.float64, device="cpu")
+    speed = theta ** (-2 * hand / head_dim)  # radians per position
+    position = torch.arange(n_pos, dtype=torch.float64, device="cpu")
+    angle = position[:, None] * speed
     return torch.stack((angle.cos(), angle.sin())).float()
 
-
+# %% ../nbs/06_model.ipynb #rope-turn
 def apply_rope(
     x: torch.Tensor,  # (..., T, head_dim)
     rope: torch.Tensor,  # (2, T, head_dim / 2): the table's rows for these T positions
@@ -276,13 +277,6 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _hide_padding(logits: torch.Tensor, V: int) -> torch.Tensor:
-    "With -inf where a column is no token's. (Compiled, a loss of such whole rows was faster on a GPU.)"
-    if logits.shape[-1] == V:
-        return logits
-    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= V, -torch.inf)
-
-
 def token_loss(
     logits: torch.Tensor,  # (B, T, V)
     targets: torch.Tensor,  # (B, T) int64; -100 is not counted
@@ -309,6 +303,13 @@ def token_loss(
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction=reduction)
     return loss.view_as(targets) if reduction == "none" else loss
 
+# %% ../nbs/06_model.ipynb #hide-padding
+def _hide_padding(logits: torch.Tensor, V: int) -> torch.Tensor:
+    "With -inf where a column is no token's."
+    if logits.shape[-1] == V:
+        return logits
+    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= V, -torch.inf)
+
 # %% ../nbs/06_model.ipynb #ngram-rows
 def ngram_rows(
     ids: torch.Tensor,  # (B, T) token ids of any integer dtype, T at least n - 1
@@ -324,17 +325,14 @@ def ngram_rows(
     return value % rows
 
 # %% ../nbs/06_model.ipynb #token-embedding
-def _only_seen(ids, mask, start):
-    "Each token behind the two before it, a row of three; id 0 where the mask (B, heads, T, S) hides one."
-    B, T = len(ids), ids.shape[1] - 2
+def _sees(mask, B, T, start):
+    "(B, T, 3) bool: which of the token two before it, the one before it, and itself, each token sees."
     see = mask if mask.dtype == torch.bool else mask > -math.inf
-    see = see.expand(torch.broadcast_shapes(see.shape, (B, 1, T, start + T))).any(dim=1)  # (B, T, S)
-    columns = []
-    for back in (2, 1, 0):
-        seen = see.diagonal(start - back, 1, 2)  # whether each token sees the one `back` places before it
-        seen = F.pad(seen, (T - seen.shape[1], 0))  # before the text there is none, and the id is 0
-        columns.append(ids[:, 2 - back : 2 - back + T] * seen)
-    return torch.stack(columns, dim=2).flatten(0, 1)  # (B T, 3)
+    see = see.expand(torch.broadcast_shapes(see.shape, (B, 1, T, start + T)))
+    token = torch.arange(T, device=mask.device)[:, None]
+    back = torch.tensor([2, 1, 0], device=mask.device)
+    place = (start + token - back).clamp(min=0)  # before the text there is none, and the id is 0 anyway
+    return see.any(dim=1).gather(2, place.expand(B, T, 3))  # any: of several heads, one is enough
 
 
 class TokenEmbedding(nn.Embedding):
@@ -356,16 +354,19 @@ class TokenEmbedding(nn.Embedding):
         mask: torch.Tensor | None = None,  # as in `GPT.forward`: no pair or triple has what it hides
     ) -> torch.Tensor:  # (B, T, width)
         x = super().forward(idx)
-        if self.ngrams:
-            before = idx.new_zeros(len(idx), 2) if cache is None else cache.last  # a text begins after id 0
-            ids = torch.cat((before, idx), dim=1)
-            if cache is not None:
-                cache.last = ids[:, -2:]
-            if mask is not None:
-                ids = _only_seen(ids, mask, 0 if cache is None else cache.length)
-            for n, table in enumerate(self.ngrams, start=2):
-                rows = ngram_rows(ids[:, 3 - n :], n, table.num_embeddings)
-                x = x + table(rows.view(idx.shape))
+        if not self.ngrams:
+            return x
+        B, T = idx.shape
+        before = idx.new_zeros(B, 2) if cache is None else cache.last  # a text begins after id 0
+        ids = torch.cat((before, idx), dim=1)
+        triples = torch.stack([ids[:, i : i + T] for i in range(3)], dim=2)  # (B, T, 3)
+        if mask is not None:
+            triples = triples * _sees(mask, B, T, 0 if cache is None else cache.length)
+        if cache is not None:
+            cache.last = ids[:, -2:]
+        for n, table in enumerate(self.ngrams, start=2):
+            grams = triples[:, :, -n:].flatten(0, 1)  # (B T, n)
+            x = x + table(ngram_rows(grams, n, table.num_embeddings).view(B, T))
         return x
 
 # %% ../nbs/06_model.ipynb #gpt
@@ -452,9 +453,8 @@ class GPT(nn.Module):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Logits (B, T, vocab_size), in float32 where capped, and the loss where there are targets.
 
-        In compiled code that is given targets the logits are None: training reads the loss alone. A target
-        that is no id is an error of torch's; one in the padding is so on a CPU, and has an infinite loss on a
-        GPU.
+        In compiled code that is given targets the logits are None: training reads the loss alone.
+        A target that is no id is an error of torch's; in the padding, on a GPU, its loss is infinite instead.
         """
         c, V = self.config, self.config.vocab_size
         x = self.features(idx, cache, mask)  # (B, T, C)
