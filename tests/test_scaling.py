@@ -163,6 +163,8 @@ def test_runs_of_a_group_are_drawn_together():
         np.testing.assert_allclose(one.loss(N, D), other.loss(N, D), rtol=1e-6)
     with pytest.raises(UserError, match="6 groups"):
         bootstrap_laws(*thrice, groups=np.tile(np.arange(6), 6))
+    with pytest.raises(UserError, match="12 groups for 36 runs"):
+        bootstrap_laws(*thrice, groups=np.arange(12))
 
 
 @pytest.mark.slow

@@ -252,6 +252,8 @@ def bootstrap_laws(
     """
     x, y, target = _checked(params, tokens, losses)
     labels = np.arange(len(x)) if groups is None else groups
+    if len(labels) != len(x):
+        raise UserError(f"{len(labels)} groups for {len(x)} runs: give a label for each run")
     group_of = np.unique(labels, return_inverse=True)[1]  # of each run
     n = group_of.max() + 1
     if n < 8:  # with six, the only draw kept below would be the six themselves
