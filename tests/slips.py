@@ -2886,9 +2886,16 @@ SLIPS = [
     Slip(
         "scaling",
         "bootstrap_laws",
-        "rng.multinomial(len(x), np.full(len(x), 1 / len(x)))",
-        "np.ones(len(x))",
+        "rng.multinomial(n, np.full(n, 1 / n))",
+        "np.ones(n)",
         "every draw is the runs themselves",
+    ),
+    Slip(
+        "scaling",
+        "bootstrap_laws",
+        "np.arange(len(x)) if groups is None else groups",
+        "np.arange(len(x))",
+        "runs of a group are drawn one by one",
     ),
     Slip("scaling", "predict_loss", "(1 + noise * normal)", "(1 + 0 * normal)", "seeds do not scatter"),
     Slip("scaling", "matched_run", "copy.deepcopy(config)", "config", "the settings given are changed"),

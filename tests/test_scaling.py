@@ -153,6 +153,20 @@ def test_a_bootstrap_repeats_with_its_seed_and_scatters_as_the_runs_do():
     assert wide[1] > 2 * wide[0] > 0
 
 
+def test_runs_of_a_group_are_drawn_together():
+    noisy = L * np.exp(0.004 * np.random.default_rng(0).normal(size=len(L)))
+    single = bootstrap_laws(N, D, noisy, draws=10)
+    # each run three times: drawn as one, the three weigh as the one did
+    thrice = [np.tile(values, 3) for values in (N, D, noisy)]
+    grouped = bootstrap_laws(*thrice, draws=10, groups=np.tile(np.arange(len(L)), 3))
+    for one, other in zip(single, grouped, strict=True):
+        np.testing.assert_allclose(one.loss(N, D), other.loss(N, D), rtol=1e-6)
+    with pytest.raises(UserError, match="6 groups"):
+        bootstrap_laws(*thrice, groups=np.tile(np.arange(6), 6))
+    with pytest.raises(UserError, match="12 groups for 36 runs"):
+        bootstrap_laws(*thrice, groups=np.arange(12))
+
+
 @pytest.mark.slow
 def test_most_intervals_of_90_percent_hold_the_truth():
     right = 0

@@ -243,24 +243,30 @@ def bootstrap_laws(
     draws: int = 200,
     seed: int = 0,
     delta: float = 1e-3,  # see `fit_law`
+    groups: np.ndarray | None = None,  # (n,) a label for each run: runs with the same are drawn together
 ) -> list[Law]:
     """Laws fitted to runs drawn from these with replacement. Their scatter shows how certain the law is.
 
-    Each fit starts at the law of all runs. A draw says how often each run counts: `multinomial` of
-    `default_rng(seed)`, again where fewer than six runs differ. UserError for fewer than eight runs.
+    Each fit starts at the law of all runs. A draw says how often each run (or group) counts: `multinomial`
+    of `default_rng(seed)`, again where fewer than six differ. UserError for fewer than eight.
     """
     x, y, target = _checked(params, tokens, losses)
-    if len(x) < 8:  # with six, the only draw kept below would be the six themselves
-        told = f"{len(x)} runs are too few to draw from: nearly every draw would be the same"
-        raise UserError(f"{told}; give eight or more")
+    labels = np.arange(len(x)) if groups is None else groups
+    if len(labels) != len(x):
+        raise UserError(f"{len(labels)} groups for {len(x)} runs: give a label for each run")
+    group_of = np.unique(labels, return_inverse=True)[1]  # of each run
+    n = group_of.max() + 1
+    if n < 8:  # with six, the only draw kept below would be the six themselves
+        told = f"{n} {'runs' if groups is None else 'groups'} are too few to draw from"
+        raise UserError(f"{told}: nearly every draw would be the same; give eight or more")
     law = fit_law(params, tokens, losses, delta)
     start = [*np.log(np.maximum([law.E, law.A, law.B], 1e-12)), law.alpha, law.beta]
     rng = np.random.default_rng(seed)
     weights = []
     while len(weights) < draws:
-        counts = rng.multinomial(len(x), np.full(len(x), 1 / len(x)))
+        counts = rng.multinomial(n, np.full(n, 1 / n))
         if (counts > 0).sum() > 5:  # some law fits five runs exactly: nothing to learn from
-            weights.append(counts)
+            weights.append(counts[group_of])
     laws, _ = _descend(np.tile(start, (draws, 1)), x, y, target, np.array(weights, float), delta)
     return [_to_law(theta) for theta in laws]
 

@@ -62,7 +62,7 @@ class Conversation:
         self.sampling, self.max_new_tokens = (temperature, top_k, top_p), max_new_tokens
         self.token = chat_ids(tokenizer)
         self.ends = tokenizer.ends | set(self.token.values())
-        self.generator = seeded_rows([[]], seed)[0].generator
+        self.generator = seeded_rows([[]], seed)[0].generator  # as `generate` gives its first text
         self.next_logits = Reader(model) if use_cache else NextLogits(model, use_cache=False)
 
         self.first = list(tokenizer.start)  # never forgotten
