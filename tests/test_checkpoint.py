@@ -301,6 +301,10 @@ def test_threads_versions_and_processes_that_differ_are_said(run):
         (version, "1.0", torch.__version__),
     ):
         assert re.search(rf"\b{old}\b.*\b{re.escape(str(new))}\b", line)  # before, then now
+    state = load_training_state(find_checkpoint(run), model, opt) | {"dtype": "torch.float32"}
+    assert what_differs(state, dtype="torch.float32", device="cpu") == []  # an older state has no device
+    [line] = what_differs(state, dtype="torch.bfloat16")
+    assert line.startswith("dtype: torch.float32 before, torch.bfloat16 now")
 
 
 def test_ranks_of_another_number_of_processes_do_not_share_their_dropout(run):

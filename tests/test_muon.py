@@ -621,3 +621,27 @@ def test_a_loaded_state_does_not_change_which_adamw_runs():
     loaded.load_state_dict(saved.state_dict())
     adamw = loaded.optimizers[1].param_groups
     assert adamw and all(group["foreach"] and not group["fused"] for group in adamw)
+
+
+def test_a_run_goes_on_with_any_other_implementation_of_adamw():
+    model = GPT(GPTConfig.gpt2(vocab_size=64, block_size=8, n_layer=1, n_head=2, n_embd=16))
+    x = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(0))
+
+    def losses(implementations):
+        "A step with each, which takes over the state of the one before."
+        mine, found, state = copy.deepcopy(model), [], None
+        for implementation in implementations:
+            opt, _ = make_optimizer(groups_of(mine), implementation)
+            if state is not None:
+                opt.load_state_dict(state)
+            loss = mine(x, x)[1]
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            found.append(loss.item())
+            state = copy.deepcopy(opt.state_dict())
+        return found
+
+    wanted = losses(["for-loop"] * 5)
+    for order in (["own", "fused", "own", "foreach", "own"], ["fused", "own", "for-loop", "own", "fused"]):
+        assert losses(order) == pytest.approx(wanted, rel=1e-5)

@@ -56,7 +56,7 @@ def options_of(*argv, kept=()):
 
 @pytest.fixture
 def base(config):
-    config.optim.max_steps = 3
+    config.optim.max_steps, config.eval.profile = 3, "1:2"  # a trace of this run, not of the stage
     return train(config, progress="none").run
 
 
@@ -66,6 +66,7 @@ def test_settings_are_those_of_the_run_before_but_for_what_a_stage_decides(base,
     assert own.run.init_from == str(base) and own.folder == base.with_name("test-next")
     assert own.model == replace(config.model, vocab_size=257) and own.data.source == config.data.source
     assert own.optim == replace(config.optim, max_steps=4, learning_rate=5e-4, warmup_steps=2)
+    assert own.eval.profile == ""
     assert own_settings(options) == dict(recipe=dict(tasks=("sort", "copy"), beta=0.5), draws=3)
 
 

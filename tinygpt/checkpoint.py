@@ -481,6 +481,7 @@ def _read_optimizer(folder, shapes):
 def what_differs(
     state: dict,  # from `load_training_state`
     world_size: int = 1,  # processes now
+    **now,  # more names that the state may have, and their values now
 ) -> list[str]:
     "What keeps the resumed run from being the same bit for bit, a sentence each; none if nothing is known."
     versions = state.get("versions", {})
@@ -490,6 +491,7 @@ def what_differs(
         "torch": (versions.get("torch"), torch.__version__),
         "numpy": (versions.get("numpy"), np.__version__),
     }
+    pairs |= {name: (state.get(name), value) for name, value in now.items()}
     return [
         f"{name}: {before} before, {now} now; the run continues, but its last digits may differ"
         for name, (before, now) in pairs.items()

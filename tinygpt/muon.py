@@ -276,6 +276,8 @@ class CombinedOptimizer(Optimizer):
     def __setstate__(self, state):  # load_state_dict ends here, with new lists
         super().__setstate__(state)
         self._share()
+        for o in self.optimizers:  # each completes its part: torch's AdamW, what another implementation saved
+            o.__setstate__({"state": self.state, "param_groups": o.param_groups})
 
     def add_param_group(self, param_group):
         "Only while it is made: a later group would belong to none of the optimizers."

@@ -317,7 +317,7 @@ def document_loss(
 ) -> torch.Tensor:  # 0-d
     """The sum of the losses, with no token attending to another conversation in its row.
 
-    Learned positions still count from the row's start, and n-gram tables look across the boundary.
+    Learned positions still count from the row's start.
     """
     targets, document = y.unbind(-1)
     return module(x, targets, reduction="sum", mask=same_document(document))[1]

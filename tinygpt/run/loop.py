@@ -49,7 +49,7 @@ from ..support import UserError, atomic_path, finite, synchronize
 
 # %% ../../nbs/more/19_run_loop.ipynb #stop
 class StopSignal:
-    "Inside the `with`, the first signal sets `.stop`; a second one interrupts as usual."
+    "Inside the `with`, a signal to stop sets `.stop`; a second Ctrl-C interrupts as usual."
 
     def __enter__(self):
         self.stop, self._old = False, {}
@@ -62,7 +62,8 @@ class StopSignal:
 
     def _handle(self, number, frame):
         self.stop = True
-        signal.signal(number, self._old[number] or signal.SIG_DFL)
+        if number == signal.SIGINT:  # a person; the others a scheduler may send twice, during the save
+            signal.signal(number, self._old[number] or signal.SIG_DFL)
 
     def __exit__(self, *_):
         for number, handler in self._old.items():

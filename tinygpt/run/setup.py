@@ -459,7 +459,12 @@ class Run:
         loader, scaler = self.loader.state_dict(), self.scaler.state_dict()
         data, threads = self.data.fingerprint, torch.get_num_threads()
         own = dict(step=self.step, rows=self.rows, loader=loader, scaler=scaler, data=data, threads=threads)
-        return own | dict(mask_documents=self.config.data.mask_documents, rng=rng_states())
+        own |= dict(mask_documents=self.config.data.mask_documents, rng=rng_states())
+        return own | self.computes_in()
+
+    def computes_in(self) -> dict[str, str]:
+        "The format of the products, and the kind of device."
+        return dict(dtype=str(self.policy.dtype), device=torch.device(self.policy.device).type)
 
     def close(self) -> None:
         "Stop the loader, and release the folder."
@@ -557,7 +562,7 @@ def resume_run(
         raise known_to_all(UserError(f"{told}: {remedy}"))
     run.step = saved["step"]
     run.more_rows = saved.get("rows", run.rows) - run.rows  # an older checkpoint does not say
-    run.differences = what_differs(saved, run.world.world_size)
+    run.differences = what_differs(saved, run.world.world_size, **run.computes_in())
     return saved
 
 

@@ -68,7 +68,7 @@ def config_after(
     loader = "stream" if config.data.loader == "stream" else "shard"
     given = dict(tokenizer="bpe", loader=loader, batch_size=batch_size, micro_batch_size=None)
     config.data = replace(config.data, **given, mask_documents=masked)
-    config.eval = replace(config.eval, sample_tokens=0, compressors=False)
+    config.eval = replace(config.eval, sample_tokens=0, compressors=False, profile="")
     config.system = replace(config.system, loss_chunk=0)
     return config
 
