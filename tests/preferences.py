@@ -22,7 +22,8 @@ def pairs_of(n: int, seed: int = 0) -> list:
 def random_model(seed: int = 0, **kw) -> GPT:
     "A model with opinions: its weights are not those that a scheme begins with."
     torch.manual_seed(seed)
-    model = GPT(GPTConfig.llama(vocab_size=257, block_size=16, n_layer=2, n_head=2, n_embd=32, **kw))
+    shape = dict(vocab_size=257, block_size=16, n_layer=2, n_head=2, n_embd=32) | kw
+    model = GPT(GPTConfig.llama(**shape))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.1)
     return model.eval()

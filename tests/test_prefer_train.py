@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -70,6 +71,28 @@ def test_every_pair_comes_once_an_epoch_chosen_above_rejected(config, seed):
     assert all(low % 2 == 0 and high == low + 1 for low, high in zip(rows[::2], rows[1::2]))
     first, second = rows[0:20:2], rows[20::2]
     assert sorted(first) == sorted(second) == list(range(0, 20, 2)) and first != second
+
+
+def test_a_long_pair_lengthens_its_own_step_only_and_the_reference_judges_each_alone(config, tmp_path):
+    save_checkpoint(tmp_path / "base", random_model(block_size=128), BYTE)
+    config.run.init_from, config.model.block_size = str(tmp_path / "base"), 128
+    pairs = [*LEARN.pairs[:7], ([97] * 60, [98] * 60, [99])]
+    preferences = Preferences(pairs, LEARN.held_out)
+    run = open_run(config, objective=Objective(loader=partial(PairLoader, preferences=preferences)))
+    steps = [next(run.loader) for _ in range(2)]  # of 4 pairs: one epoch
+    run.close()
+    assert sorted(x.shape[1] for x, _ in steps) == [32, 119]
+    reference = open_reference(run)
+    seen = 0
+    for x, y in steps:
+        for row, packed in zip(x.view(-1, 2, x.shape[1]), y.view(-1, 2, x.shape[1], 2)):
+            targets = packed[..., 0].long()
+            wide = (targets != -100).any(0).nonzero().max() + 1
+            with torch.no_grad():
+                alone = answer_logps(reference, row[:, :wide], targets[:, :wide])
+            torch.testing.assert_close(packed[..., 1].sum(1), alone, atol=1e-4, rtol=1e-5)
+            seen += 1
+    assert seen == len(pairs)
 
 
 def test_the_reference_is_the_model_of_init_from_without_dropout(config, tmp_path):
