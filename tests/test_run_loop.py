@@ -377,17 +377,42 @@ class Short(Weighted):
         return x[:, : x.shape[1] // 4], y[:, : x.shape[1] // 4]
 
 
+class Uneven(Weighted):
+    "Half the rows for the first process, as where a loader leaves rows out."
+
+    def __init__(self, run):
+        super().__init__(run)
+        self.rank = run.world.rank
+
+    def __next__(self):
+        x, y = super().__next__()
+        return (x, y) if self.rank else (x[: len(x) // 2], y[: len(y) // 2])
+
+
+def counted_tokens(world, config):
+    counted = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepMeter, "add", lambda meter, tokens: counted.append(tokens))
+        train(config, progress="none", objective=replace(WEIGHTED, loader=Uneven))
+    return sum(counted)
+
+
+def test_tokens_are_those_of_all_processes_also_where_one_has_fewer(config):
+    whole = config.optim.max_steps * config.data.batch_size * config.model.block_size
+    assert run_processes(counted_tokens, 2, config) == [whole * 3 // 4] * 2
+
+
 def test_rows_that_are_shorter_than_the_context_count_with_the_tokens_that_they_have(config, monkeypatch):
     counted = []
     monkeypatch.setattr(StepMeter, "add", lambda meter, tokens: counted.append(tokens))
     rows, T = config.data.batch_size, config.model.block_size
     train(config, progress="none")
-    assert counted == [rows * T] * 20
+    assert sum(counted) == 20 * rows * T
     report = config.folder / "report.md"
     assert f"| trained on | {20 * rows * T:,} tokens, 20 steps |" in report.read_text()
     config.run.name, counted[:] = "short", []
     train(config, progress="none", objective=replace(WEIGHTED, loader=Short))
-    assert counted == [rows * T // 4] * 20
+    assert sum(counted) == 20 * rows * T // 4
     report, log = config.folder / "report.md", (config.folder / "log.txt").read_text()
     assert f"| trained on | {20 * rows:,} rows, 20 steps |" in report.read_text()
     assert f"20 steps of {rows} rows" in log and f"this model, after {20 * rows:,} rows" in log

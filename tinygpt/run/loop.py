@@ -185,7 +185,6 @@ class Log:
     def add(self, loss: torch.Tensor, norm: torch.Tensor, rate: float, tokens: int):
         "Add what the stepper returned for the latest step. Nothing is read."
         self.pending.append((self.run.step, loss, norm, rate, tokens))
-        self.meter.add(tokens)
         self.bar.update()
 
     def read(self):
@@ -194,10 +193,14 @@ class Log:
             return
         self.files.attempt("the run's folder", self.keep_place)
         run, scaled = self.run, self.run.policy.scaler
-        reading = self.meter.read() | ({"loss_scale": run.scaler.get_scale()} if scaled else {})
-        self.readings.append(reading)
         steps, losses, norms, rates, tokens = zip(*self.pending)
         self.pending = []
+        # of all processes: a loader may have more rows for one than for another
+        mean = run.parallel.mean(torch.tensor(float(sum(tokens)), device=losses[0].device)).item()
+        tokens = round(mean * run.world.world_size)
+        self.meter.add(tokens)
+        reading = self.meter.read() | ({"loss_scale": run.scaler.get_scale()} if scaled else {})
+        self.readings.append(reading)
         losses = run.parallel.mean(torch.stack(losses)).tolist()
         norms = torch.stack([norm.float() for norm in norms]).tolist()
         bad_steps = []
@@ -215,7 +218,7 @@ class Log:
                 self.give_up(f"{told} (to step {step + 1})")
         self.bar.set_postfix_str(f"loss {loss:.3f}, {describe(reading)}")
         speed = reading["tokens_per_second"]
-        took = f"{1000 * sum(tokens) / len(tokens) / speed:.4g} ms a step" if speed else "no time passed"
+        took = f"{1000 * tokens / len(steps) / speed:.4g} ms a step" if speed else "no time passed"
         numbers = f"loss {loss:.4f}, lr {rate:.3g}, norm {norm:.3g}"
         line = f"step {step + 1}: {numbers}, {took}, {describe(reading)}"
         self.files.say(line, shown=self.progress == "lines")  # with a bar, in log.txt only
@@ -308,7 +311,7 @@ class Stepper:
         run.model.train()
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float, int]:
-        """One step on these rows: (loss, gradient norm, AdamW's rate, tokens of all processes with padding).
+        """One step on these rows: (loss, gradient norm, AdamW's rate, tokens of this process with padding).
 
         The first two stay on the device.
         """
@@ -331,7 +334,7 @@ class Stepper:
             scaler=run.scaler,
         )
         self.tracer.after_step()
-        return loss, norm, o.learning_rate * scale, x.numel() * run.world.world_size
+        return loss, norm, o.learning_rate * scale, x.numel()
 
 
 def _speak_up(rank, line):
