@@ -3211,8 +3211,8 @@ SLIPS = [
     Slip(
         "prefer.reward",
         "row_rewards",
-        "places.where(targets != -100, -1).amax(1)",
-        "places[-1]",
+        "columns_used(targets) - 1",
+        "-1",
         "the reward is read where the padding is",
     ),
     Slip(

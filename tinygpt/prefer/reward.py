@@ -13,7 +13,7 @@ import torch
 
 from ..model import GPT
 from .dpo import bradley_terry_loss, pair_rows
-from .train import PairLoader, Preferences, count_pairs, rows_at_once
+from .train import PairLoader, Preferences, columns_used, count_pairs, rows_at_once
 from ..run.setup import Objective, Run
 from ..support import UserError, eval_mode
 
@@ -26,8 +26,7 @@ def row_rewards(
 ) -> torch.Tensor:  # (B,)
     "The reward of each row: a logit where the answer's end is predicted, after all of the answer was read."
     logits = module(x)[0]  # (B, T, V)
-    places = torch.arange(x.shape[1], device=x.device)
-    last = places.where(targets != -100, -1).amax(1)
+    last = columns_used(targets) - 1
     return logits[torch.arange(len(x), device=x.device), last, token].float()
 
 

@@ -127,7 +127,7 @@ def columns_used(
     targets: torch.Tensor,  # (B, T) int64, -100 where not counted
 ) -> torch.Tensor:  # (B,) int64
     "How many columns of each row there are up to the last target; what follows is padding."
-    return ((targets != -100) * torch.arange(1, targets.shape[1] + 1)).amax(1)
+    return ((targets != -100) * torch.arange(1, targets.shape[1] + 1, device=targets.device)).amax(1)
 
 # %% ../../nbs/more/23_prefer_train.ipynb #loader
 @lru_cache(maxsize=2)  # a step may span two epochs
