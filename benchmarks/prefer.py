@@ -54,6 +54,7 @@ from tinygpt.prefer.dpo import answer_logps, pair_rows
 from tinygpt.prefer.reward import answer_rewards, best_of_kl, expected_best, reward_objective
 from tinygpt.prefer.train import Preferences, dpo_objective, pair_figures
 from tinygpt.run.presets import preset
+from tinygpt.support import eval_mode
 from tinygpt.train import train
 
 SEEDS = (2, 3, 4)
@@ -160,8 +161,14 @@ class Clauses:
 def logps(model, prompts, answers) -> torch.Tensor:
     "Of one answer to each prompt."
     x, targets = pair_rows([(p, a, a) for p, a in zip(prompts, answers)])
-    x, targets = x[::2], targets[::2]
-    return torch.cat([answer_logps(model, *part) for part in zip(x.split(64), targets.split(64))])
+    return row_logps(model, x[::2], targets[::2])
+
+
+@torch.no_grad()
+def row_logps(model, x, targets) -> torch.Tensor:
+    "Of each row's answer, 64 rows at a time, without dropout."
+    with eval_mode(model):
+        return torch.cat([answer_logps(model, *part) for part in zip(x.split(64), targets.split(64))])
 
 
 class Measure:
@@ -170,17 +177,15 @@ class Measure:
     def __init__(self, clauses: Clauses, start, prompts, seed: int, held_out):
         self.clauses, self.start, self.prompts, self.seed = clauses, start, prompts, seed
         self.pool = clauses.draw(start, prompts, POOL, seed + 100)
-        x, targets = pair_rows(held_out)
-        with torch.no_grad():
-            refs = [-start(*part, reduction="none")[1] for part in zip(x.split(64), targets.split(64))]
-        self.held_out = x, torch.stack([targets.float(), torch.cat(refs)], -1)
+        self.held_out = pair_rows(held_out)
+        self.refs = row_logps(start, *self.held_out)
         self.rows = []
 
     def __call__(self, run) -> dict[str, float]:
         model = run.model
         mine = [drawn for [drawn] in self.clauses.draw(model, self.prompts, 1, self.seed + 200)]
         kl = logps(model, self.prompts, mine) - logps(self.start, self.prompts, mine)
-        figures = pair_figures(model, *self.held_out, 1.0)
+        figures = pair_figures(row_logps(model, *self.held_out), self.refs, 1.0)
         row = dict(kl=kl.mean().item(), **self.wins(mine))
         row |= {name: figures[name] for name in ("logps/chosen", "logps/rejected", "rewards/accuracies")}
         self.rows.append({name: round(value, 4) for name, value in dict(step=run.step, **row).items()})

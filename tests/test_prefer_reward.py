@@ -19,7 +19,8 @@ from tinygpt.prefer.reward import (
     reward_rows,
     row_rewards,
 )
-from tinygpt.prefer.train import Preferences
+from tinygpt.prefer.train import Preferences, dpo_objective
+from tinygpt.run.setup import open_run
 from tinygpt.support import UserError
 from tinygpt.train import train
 
@@ -83,22 +84,33 @@ def test_a_reward_model_learns_what_the_pairs_have_in_common(config, tmp_path):
     assert high > low
 
 
-def test_a_judge_counts_pairs_that_are_ranked_right(monkeypatch):
-    monkeypatch.setattr("tinygpt.prefer.reward.answer_rewards", lambda *_: torch.tensor([2.0, 1.0, 0.0, 3.0]))
-    judge = RewardJudge(Preferences([], [([1], [2], [3])] * 2, kind="reward"))
+def test_a_judge_counts_pairs_that_are_ranked_right(config, tmp_path):
+    model = random_model()
+    save_checkpoint(tmp_path / "start", model, BYTE)
+    config.run.init_from, config.model = str(tmp_path / "start"), model.config
+    pairs = digits_over_letters(9, 0)
+    rewards = answer_rewards(model, [(prompt, answer) for prompt, *both in pairs for answer in both], EOT)
+    won, lost = rewards[0::2], rewards[1::2]
+    run = open_run(config)
+    figures = RewardJudge(Preferences([], pairs, kind="reward", score_token=EOT))(run)
+    run.close()
+    assert figures["rewards/accuracies"] == pytest.approx((won > lost).float().mean().item())
+    assert figures["rewards/margins"] == pytest.approx((won - lost).mean().item(), abs=1e-6)
+    assert figures["pairs/loss"] == pytest.approx(-F.logsigmoid(won - lost).mean().item(), abs=1e-6)
 
-    class Run:
-        model = None
 
-        class policy:
-            autocast = torch.no_grad
-
-        class config:
-            class data:
-                micro_batch_size = 64
-
-    figures = judge(Run)
-    assert figures["rewards/accuracies"] == 0.5 and figures["rewards/margins"] == -1
+def test_a_reward_model_has_no_use_for_the_references_pass(config, tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "start", random_model(), BYTE)
+    config.run.init_from, config.model = str(tmp_path / "start"), random_model().config
+    monkeypatch.setattr("tinygpt.prefer.train.reference_logps", None)
+    pairs = digits_over_letters(9, 0)
+    learn = Preferences(pairs, pairs, kind="reward", score_token=EOT)
+    config.optim = replace(config.optim, max_steps=1, warmup_steps=0)
+    config.data.batch_size, config.system.compile = 6, "off"
+    train(config, progress="none", objective=reward_objective(learn))
+    config.run.name = "dpo"
+    with pytest.raises(TypeError):
+        train(config, progress="none", objective=dpo_objective(replace(learn, kind="dpo")))
 
 
 def test_preferences_of_another_kind_are_refused():

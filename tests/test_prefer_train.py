@@ -187,14 +187,13 @@ def test_two_processes_train_as_one(config):
         assert zero == pytest.approx(alone, rel=1e-3, abs=1e-5)
 
 
-def test_the_figures_are_those_of_the_pairs_whatever_the_model_was_doing(config):
-    model, other = random_model(0, dropout=0.3), random_model(1)
+def test_the_figures_are_those_of_the_pairs():
+    model, other = random_model(0), random_model(1)
     x, targets = pair_rows(LEARN.held_out)
     refs = -other(x, targets, reduction="none")[1].detach()
     y = torch.stack([targets.float(), refs], -1)
-    figures = pair_figures(model.train(), x, y, 0.3)
-    assert model.training
-    chosen, rejected, *both = pair_logps(model.eval(), x, y)
+    figures = pair_figures(answer_logps(model, x, targets).detach(), refs.sum(1), 0.3)
+    chosen, rejected, *both = pair_logps(model, x, y)
     assert figures["logps/chosen"] == pytest.approx(chosen.mean().item())
     margins = 0.3 * ((chosen - both[0]) - (rejected - both[1]))
     assert figures["rewards/margins"] == pytest.approx(margins.mean().item(), abs=1e-6)
@@ -203,6 +202,55 @@ def test_the_figures_are_those_of_the_pairs_whatever_the_model_was_doing(config)
         np.log1p(np.exp(-margins.detach().numpy())).mean(), rel=1e-5
     )
     assert figures["pairs/loss"] == pytest.approx(dpo_rows(model, x, y, 0.3).item() / count_pairs(y).item())
+
+
+def test_the_judge_asks_without_dropout_whatever_the_model_was_doing(config, tmp_path):
+    model = random_model(dropout=0.5)
+    save_checkpoint(tmp_path / "drops", model, BYTE)
+    config.run.init_from, config.model = str(tmp_path / "drops"), model.config
+    run = open_run(config)
+    figures = PairJudge(LEARN)(run)
+    assert run.model.training
+    run.close()
+    assert figures["pairs/loss"] == pytest.approx(math.log(2), abs=1e-6)
+
+
+def passes_on(world, configs):
+    "Of this process: how often each model was called, the figures, and the reference's log-probabilities."
+    found = []
+    for config in configs:
+        run = open_run(config)
+        reference, calls = open_reference(run), dict(reference=0, model=0)
+
+        def count(name):
+            return lambda *_: calls.update({name: calls[name] + 1})
+
+        reference.register_forward_pre_hook(count("reference"))
+        run.parallel.model.register_forward_pre_hook(count("model"))
+        logps = reference_logps(run, reference, *pair_rows(LEARN.pairs))
+        figures = PairJudge(LEARN)(run)
+        run.close()
+        found.append((calls, figures, logps))
+    return found
+
+
+@pytest.mark.slow
+def test_processes_share_the_passes_and_all_get_all_results(config):
+    config.data.micro_batch_size = 2
+    config.data.batch_size = 12
+    run = open_run(config)
+    alone = PairJudge(LEARN)(run), reference_logps(run, open_reference(run), *pair_rows(LEARN.pairs))
+    run.close()
+    ways = []
+    for way in ("ddp", "fsdp"):
+        named, system = replace(config.run, name=way), replace(config.system, parallel=way)
+        ways.append(replace(config, run=named, system=system))
+    for rank in run_processes(passes_on, 3, ways):
+        for calls, figures, logps in rank:
+            # 20 rows in 10 passes, 8 in 4: of three processes, some have nothing left, and join in
+            assert calls == dict(reference=4, model=2)
+            assert figures == pytest.approx(alone[0], abs=1e-5)
+            torch.testing.assert_close(logps, alone[1])
 
 
 def test_before_the_first_step_the_judge_sees_no_margin(config):

@@ -13,7 +13,7 @@ import torch
 
 from ..model import GPT
 from .dpo import bradley_terry_loss, pair_rows
-from .train import PairLoader, Preferences, columns_used, count_pairs, rows_at_once
+from .train import PairLoader, Preferences, columns_used, count_pairs, for_each_row
 from ..run.setup import Objective, Run
 from ..support import UserError, eval_mode
 
@@ -59,9 +59,9 @@ class RewardJudge:
         self.preferences = preferences
 
     def __call__(self, run: Run) -> dict[str, float]:
-        rows = [(prompt, answer) for prompt, *both in self.preferences.held_out for answer in both]
-        with run.policy.autocast():
-            rewards = answer_rewards(run.model, rows, self.preferences.score_token, rows_at_once(run))
+        compute = partial(row_rewards, run.model, token=self.preferences.score_token)
+        with eval_mode(run.model):
+            rewards = for_each_row(run, compute, *pair_rows(self.preferences.held_out))
         won, lost = rewards[0::2], rewards[1::2]
         figures = {
             "pairs/loss": bradley_terry_loss(won, lost),
