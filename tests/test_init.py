@@ -251,6 +251,18 @@ def test_the_meter_reads_half_precision_without_overflow_and_modules_that_return
     assert stats.act["two"][0]["rms"] == pytest.approx(300)
 
 
+def test_the_meter_lets_an_empty_batch_pass_and_has_no_figures_for_it():
+    "As an expert sees it that no token was sent to."
+    model = nn.Sequential(nn.Linear(3, 3))
+    with ActivationStats(model, ["0"]) as stats:
+        model(torch.zeros(0, 3)).sum().backward()
+        model(torch.ones(2, 3))
+    assert all(
+        math.isnan(figure) for row in (stats.act["0"][0], stats.grad["0"][0]) for figure in row.values()
+    )
+    assert stats.table().isfinite().tolist() == [[False, True]]
+
+
 def test_the_hooks_go_when_the_block_raises_and_an_unknown_name_is_told():
     model = Stack(16, 1)
     with pytest.raises(IndexError), ActivationStats(model, ["h.0"]):

@@ -106,8 +106,10 @@ def init_weights(
 
 # %% ../nbs/05_init.ipynb #summary
 def _summary(x: torch.Tensor) -> dict[str, float]:
-    "Mean, standard deviation, root mean square and largest magnitude, computed in float32 or better."
+    "Mean, standard deviation, root mean square, largest magnitude, in float32 or better; NaN if empty."
     x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    if x.numel() == 0:
+        return dict.fromkeys(("mean", "std", "rms", "absmax"), float("nan"))
     return {
         "mean": x.mean().item(),
         "std": x.std(unbiased=False).item(),
