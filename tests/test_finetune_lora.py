@@ -121,11 +121,18 @@ def test_new_rows_count_in_a_tied_head_once():
 
 
 def test_what_cannot_be_is_told(model):
-    with pytest.raises(UserError, match="targets = c_atn: no matrix.*; rank = 0: choose 1"):
+    with pytest.raises(UserError, match="targets has c_atn: no matrix.*; rank = 0: choose 1"):
         add_lora(model, rank=0, targets=("c_atn",))
     for token in (-1, 40):  # 40 is a row of padding
         with pytest.raises(UserError, match=f"new_tokens has {token}: choose ids from 0 to 39"):
             add_lora(model, new_tokens=[3, token])
+    with pytest.raises(UserError, match="targets has c_atn: no matrix is called so"):
+        add_lora(model, targets=("c_atn", "c_proj"))  # one of them is there
+    with pytest.raises(UserError, match="targets is empty"):
+        add_lora(model, targets=())
+    for alpha in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=f"alpha = {alpha}: a finite number above 0"):
+            add_lora(model, alpha=alpha)
     assert all(p.requires_grad for p in model.parameters())  # what is refused changes nothing
     add_lora(model)
     with pytest.raises(UserError, match="additions already: merge_lora"):

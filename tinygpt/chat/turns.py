@@ -41,7 +41,7 @@ def exchanges_to_forget(
 
 # %% ../../nbs/25_chat.ipynb #conversation
 class Conversation:
-    "A conversation with a model that reads each token only once."
+    "A conversation with a model that reads each token only once, until some are forgotten."
 
     def __init__(
         self,

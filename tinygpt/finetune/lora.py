@@ -69,9 +69,15 @@ def add_lora(
 ) -> list[nn.Parameter]:
     "Freeze the model, add the parameters that train, and return those. The model's answers stay the same."
     chosen = [m for name, m in model.named_modules() if name.split(".")[-1] in targets]
-    problems = [] if chosen else [f"targets = {', '.join(targets) or 'nothing'}: no matrix is called so"]
+    names = {name.split(".")[-1] for name, _ in model.named_modules()}
+    # a model of GPT-2's form has no gate
+    absent = [name for name in targets if name not in names and not (chosen and name in LORA_TARGETS)]
+    problems = [f"targets has {name}: no matrix is called so" for name in absent]
+    problems += [] if targets else ["targets is empty: name one or more"]
     if rank < 1:
         problems.append(f"rank = {rank}: choose 1 or more")
+    if not 0 < alpha < math.inf:
+        problems.append(f"alpha = {alpha}: a finite number above 0, such as {2 * max(rank, 1)}")
     known = range(model.config.vocab_size)
     if unknown := [i for i in new_tokens if i not in known]:
         problems.append(f"new_tokens has {unknown[0]}: choose ids from 0 to {known[-1]}")
