@@ -60,10 +60,10 @@ With GELU it costs 0.16 (ten seeds). Is that GELU, or any MLP without a gate? Wr
 Why GELU? A look at two tuning seeds, at one rate: with GELU the activations of the MLP, and more so after a
 start at zero, spread over few directions. The suspect: all first weights have GPT-2's deviation of 0.02,
 whatever the width. At 64 inputs the inputs of GELU then have a deviation of 0.16, where it is nearly linear,
-and AdamW's first steps, which all point the same few ways, soon outweigh such small random weights. With `c_fc`
-drawn by its fan-in instead (1/√64 = 0.125), these two seeds ended 0.12 lower with GELU. So parts may have been
-compared at first weights that suit one and not the other. Written before any other run of these rows, which
-are tuned and compared as the first ones, with thirty seeds (10 to 39):
+and AdamW's first steps, which all point the same few ways, soon outweigh such small random weights. With
+`c_fc` drawn by its fan-in instead (1/√64 = 0.125), these two seeds ended 0.12 lower with GELU. So parts may
+have been compared at first weights that suit one and not the other. Written before any other run of these
+rows, which are tuned and compared as the first ones, with thirty seeds (10 to 39):
 
     python benchmarks/exchange.py --save --rows gelu_fan llama_fan gelu_fan_zero --seeds 30
 

@@ -169,7 +169,8 @@ class PairLoader:
     """Endless batches of pairs: each pair once per epoch, in an order determined by the seed.
 
     Yields x (rows, T) int64 and y (rows, T, 2) float32: targets, and the reference's log-probabilities.
-    T has room for the longest row of the step, and is a multiple of 32: a few widths, for torch.compile.
+    T has room for the longest row of the step: a multiple of 32, or the width of the longest row of all.
+    So there are few widths, for torch.compile.
     """
 
     def __init__(self, run: Run, preferences: Preferences):
