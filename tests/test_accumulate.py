@@ -252,6 +252,13 @@ def test_what_cannot_be_a_batch_is_refused_before_any_gradient(model, batch, cha
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_one_parameter_alone_is_clipped_as_a_list_of_it_is():
+    p = nn.Parameter(torch.zeros(2))
+    p.grad = torch.tensor([3.0, 4.0])
+    assert clip_gradients(p, 1.0) == 5
+    torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]))
+
+
 def test_clipping_equals_torchs_own():
     mine, theirs = weights(), weights()
     clip_gradients(mine, 2.0)
@@ -347,6 +354,12 @@ def test_noise_scale_with_frozen_and_unused_parameters():
     linear.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
     linear.unused = nn.Parameter(torch.ones(2))
     assert measure_noise_scale(linear, [linear_data(8, 3, 1.0, g)], 2).noise > 0
+
+
+def test_by_chance_a_longer_big_gradient_means_no_batch_at_all_and_not_a_negative_one():
+    found = gradient_noise_scale([1.0], [2.0], 1, 2)
+    assert found.noise == -6 and found.signal == 7, "the estimates stay unbiased"
+    assert found.batch == 0
 
 
 def test_no_signal_means_an_infinite_batch():

@@ -145,6 +145,9 @@ def test_a_gpu_is_found_in_the_table_by_the_name_that_torch_gives(name, key):
         "Tesla V100-PCIE-16GB",
         "NVIDIA H200 NVL",
         "NVIDIA GH200 480GB",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA A10-8Q",  # a share of the card, rented out by a hypervisor
+        "GRID A100-10C",
     ],
 )
 def test_an_unknown_gpu_is_not_taken_for_another(name):
@@ -375,7 +378,16 @@ def test_what_mfu_is_relative_to_is_known_for_gpus_of_the_table_only(monkeypatch
 
 
 @pytest.mark.parametrize(
-    "x, text", [(0.5, "0.5 "), (999, "999 "), (12345, "12.3 k"), (1.5e9, "1.5 G"), (2.5e15, "2.5 P")]
+    "x, text",
+    [
+        (0.5, "0.5 "),
+        (999, "999 "),
+        (999.9, "1 k"),
+        (999_960, "1 M"),
+        (12345, "12.3 k"),
+        (1.5e9, "1.5 G"),
+        (2.5e15, "2.5 P"),
+    ],
 )
 def test_numbers_are_written_with_three_digits_and_a_prefix(x, text):
     assert si(x) == text

@@ -1,5 +1,6 @@
 """The policy for each machine, and the loss scaler against torch's, bit for bit."""
 
+import contextlib
 import functools
 import json
 import math
@@ -37,6 +38,7 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *a: "a pretend GPU")
+        monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
         # emulation makes the default answer yes on every GPU: only the strict question counts
         monkeypatch.setattr(
             torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation
@@ -102,6 +104,23 @@ def test_bfloat16_is_refused_on_a_gpu_that_only_emulates_it(monkeypatch):
     FakeCuda(monkeypatch, bf16=False)
     with pytest.raises(UserError, match="bfloat16"):
         choose_policy("cuda", "bfloat16")
+
+
+@pytest.mark.parametrize("asked, dtype", [("cuda:0", torch.bfloat16), ("cuda:1", torch.float16)])
+def test_of_two_unlike_gpus_the_one_asked_for_decides(monkeypatch, asked, dtype):
+    FakeCuda(monkeypatch, bf16=True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(chosen):  # makes this GPU the current one, as torch's does
+        current.append(chosen.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: current[-1] == 0)
+    assert choose_policy(asked).dtype == dtype and current == [0]
 
 
 @pytest.mark.parametrize(

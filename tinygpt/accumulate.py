@@ -78,7 +78,7 @@ def accumulate_gradients(
 
 # %% ../nbs/12_accumulate.ipynb #clip
 def clip_gradients(
-    parameters,  # parameters; those without gradient are left out
+    parameters,  # parameters, or one; those without gradient are left out
     max_norm: float,  # 0 or below: do not clip, only measure
 ) -> torch.Tensor:
     """Scale all gradients down together so that their global norm is at most `max_norm`.
@@ -86,6 +86,7 @@ def clip_gradients(
     Returns the norm before, a scalar on the device; 0 without any gradient. Nothing is read on the host. Of
     sharded gradients (FSDP2's DTensors) it is the norm of the whole, as a plain tensor.
     """
+    parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
     parameters = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters])
     if max_norm > 0:
@@ -154,8 +155,8 @@ class NoiseScale:
 
     @property
     def batch(self) -> float:
-        "The batch size, in examples, with as much noise as signal; infinite where no signal was seen."
-        return self.noise / self.signal if self.signal > 0 else float("inf")
+        "The examples with as much noise as signal: 0 where no noise was seen, infinite where no signal."
+        return max(self.noise, 0.0) / self.signal if self.signal > 0 else float("inf")
 
 
 def gradient_noise_scale(
@@ -194,6 +195,8 @@ def measure_noise_scale(
     micro_batch_size: int = 1,  # rows of a small batch; divides rows
 ) -> NoiseScale:
     """The noise scale of `model` as it is, in rows. Gradients that were there are lost.
+
+    Rows should have equal counts of targets: a big batch's gradient is here the mean of its micro-batches'.
 
     UserError if rows do not divide, if batches differ in rows, if there is none, or if a gradient is NaN.
     """

@@ -124,7 +124,8 @@ def choose_policy(
     on_cuda = chosen.type == "cuda"
     bf16 = measured = True
     if on_cuda:  # by default torch counts emulated bfloat16 as support
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        with torch.cuda.device(chosen):  # torch's question is about the current GPU
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     elif chosen.type == "cpu":
         bf16 = cpu_has_bf16()
         measured = platform.machine().lower() in ("x86_64", "amd64")
@@ -134,7 +135,7 @@ def choose_policy(
     else:
         pick, why = getattr(torch, dtype), "dtype asked for"
     if pick == torch.float16 and not on_cuda:
-        trouble = f"dtype = float16 is for CUDA GPUs, on {chosen.type} it would be slower than float32"
+        trouble = f"dtype = float16 is for CUDA GPUs, and this device is {chosen.type}"
         raise UserError(f"{trouble}: use float32 or bfloat16")
     if pick == torch.bfloat16 and not bf16:
         if on_cuda:

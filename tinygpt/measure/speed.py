@@ -132,7 +132,8 @@ def datasheet(
     "The entry of PEAKS for a GPU, or None."
     # an entry fits if the GPU's name has all of its words; the longest entry fits best
     found = [key for key in PEAKS if all(re.search(rf"(?i)\b{word}\b", name) for word in key.split())]
-    unlike = re.search("Laptop|MIG|V100-PCIE|H200 NVL", name)  # slower than the card of that name
+    # slower than the card of that name, or a virtual share of it, as A10-8Q
+    unlike = re.search(r"Laptop|MIG|V100-PCIE|H200 NVL|RTX \d+ D\b|-\d+[ABCQ]\b", name)
     return None if unlike or not found else PEAKS[max(found, key=len)]
 
 # %% ../../nbs/07_measure.ipynb #machine-peak
@@ -167,6 +168,7 @@ def si(
     x: float,
 ) -> str:
     "Three digits and a prefix: 1.23 G"
+    x = float(f"{x:.3g}")  # first: 999.9 is 1 k
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if x >= scale:
             return f"{x / scale:.3g} {prefix}"
