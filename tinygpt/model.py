@@ -314,9 +314,9 @@ def _hide_padding(logits: torch.Tensor, V: int) -> torch.Tensor:
 def ngram_rows(
     ids: torch.Tensor,  # (B, T) token ids of any integer dtype, T at least n - 1
     n: int,  # tokens in a row: 2 for pairs, 3 for triples
-    rows: int,  # of the table
+    rows: int,  # of the table; different n-grams may meet in one
 ) -> torch.Tensor:  # (B, T - n + 1)
-    "The table's row for the n tokens that end at each place, by a rolling hash. Different n-grams may meet."
+    "An n-gram's row: from its last id back, value = (value + id) * 742_938_285 % (2**31 - 1); then % rows."
     value = 0
     for back in range(n):
         tokens = ids[:, n - 1 - back : ids.shape[1] - back].long()  # int32 would overflow
