@@ -349,7 +349,7 @@ class TokenEmbedding(nn.Embedding):
 
     def forward(
         self,
-        idx: torch.Tensor,  # (B, T) int64
+        idx: torch.Tensor,  # (B, T) int64; T may be 0
         cache: KVCache | None = None,  # remembers in `last` the two tokens before idx
         mask: torch.Tensor | None = None,  # as in `GPT.forward`: no pair or triple has what it hides
     ) -> torch.Tensor:  # (B, T, width)
@@ -394,7 +394,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def set_attention(self, impl: AttentionImpl) -> "GPT":
-        "Choose the implementation of attention: a setting of the machine, which no checkpoint remembers."
+        "Choose how attention is computed: a setting of the machine, in no checkpoint. UserError if unknown."
         if impl not in get_args(AttentionImpl):
             choices = ", ".join(get_args(AttentionImpl))
             raise UserError(f"attn_impl = {impl!r} does not work: choose one of {choices}")
@@ -413,7 +413,7 @@ class GPT(nn.Module):
         return self
 
     def features(self, idx, cache=None, mask=None):  # as in forward
-        "(B, T, C): all of the model but its head. UserError for ids not (B, T), or more than block_size."
+        "(B, T, C): all but the head. UserError for ids not (B, T) or above block_size, and for a wrong mask."
         if idx.dim() != 2:
             raise UserError(f"ids are {tuple(idx.shape)}: give (B, T); ids[None] makes a batch of one row")
         c, T = self.config, idx.shape[1]
