@@ -2257,8 +2257,8 @@ SLIPS = [
     Slip(
         "generate.sample",
         "sampling_probs",
-        "/ max(temperature, 1e-30)",
-        "* max(temperature, 1e-30)",
+        "/ min(max(temperature, 1e-30), 1e30)",
+        "* min(max(temperature, 1e-30), 1e30)",
         "hot and cold swapped",
     ),
     Slip(

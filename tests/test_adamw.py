@@ -51,7 +51,42 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# ---- the rule
+# ---- the rule: first what shows one mistake alone, for learn mode reports the first test that fails
+
+
+def test_the_weights_and_both_means_are_changed_in_place_and_the_gradient_is_not():
+    p, g, m, v = (torch.full((1,), x) for x in (1.0, 2.0, 0.0, 0.0))
+    adamw_update(p, g, m, v, 1, lr=0.1)
+    assert (m.item(), v.item()) == pytest.approx((0.1 * 2, 0.05 * 2**2))
+    assert p.item() != 1 and g.item() == 2
+
+
+def test_the_first_step_has_the_size_of_the_learning_rate_whatever_the_gradient():
+    for g in (1e-7, 1.0, 1e5):
+        p = torch.zeros(1)
+        adamw_update(p, torch.tensor([g]), torch.zeros(1), torch.zeros(1), 1, lr=0.1, eps=0.0)
+        assert p.item() == pytest.approx(-0.1, rel=1e-5)
+
+
+@pytest.mark.parametrize("eps", [1e-3, 1.0, 1e-10])
+def test_a_constant_gradient_gives_steps_of_a_constant_size_at_any_eps(eps):
+    "With eps before the bias correction it does not."
+    g = torch.full((1,), 0.01, dtype=torch.float64)
+    p, m, v = torch.zeros(3, 1, dtype=torch.float64)
+    sizes = []
+    for t in range(1, 30):
+        before = p.item()
+        adamw_update(p, g, m, v, t, lr=0.1, eps=eps)
+        sizes.append(before - p.item())
+    assert sizes == pytest.approx([0.1 * 0.01 / (0.01 + eps)] * 29, rel=1e-9)
+
+
+def test_decay_is_decoupled_from_the_gradients_size():
+    for g in (1e-3, 1e3):
+        with_decay, without = torch.ones(1), torch.ones(1)
+        for p, decay in ((with_decay, 0.5), (without, 0.0)):
+            adamw_update(p, torch.tensor([g]), torch.zeros(1), torch.zeros(1), 1, lr=0.1, weight_decay=decay)
+        assert (without - with_decay).item() == pytest.approx(0.05, rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -101,26 +136,6 @@ def test_the_rule_is_the_papers(gradients, start, lr, beta1, beta2, eps, decay):
     assert p.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_the_first_step_has_the_size_of_the_learning_rate_whatever_the_gradient():
-    for g in (1e-7, 1.0, 1e5):
-        p = torch.zeros(1)
-        adamw_update(p, torch.tensor([g]), torch.zeros(1), torch.zeros(1), 1, lr=0.1, eps=0.0)
-        assert p.item() == pytest.approx(-0.1, rel=1e-5)
-
-
-@pytest.mark.parametrize("eps", [1e-10, 1e-3, 1.0])
-def test_a_constant_gradient_gives_steps_of_a_constant_size_at_any_eps(eps):
-    "With eps before the bias correction it does not."
-    g = torch.full((1,), 0.01, dtype=torch.float64)
-    p, m, v = torch.zeros(3, 1, dtype=torch.float64)
-    sizes = []
-    for t in range(1, 30):
-        before = p.item()
-        adamw_update(p, g, m, v, t, lr=0.1, eps=eps)
-        sizes.append(before - p.item())
-    assert sizes == pytest.approx([0.1 * 0.01 / (0.01 + eps)] * 29, rel=1e-9)
-
-
 @settings(deadline=None, max_examples=30)
 @given(st.integers(-20, 20))
 def test_without_eps_the_scale_of_the_loss_does_not_matter(k):
@@ -132,14 +147,6 @@ def test_without_eps_the_scale_of_the_loss_does_not_matter(k):
             adamw_update(p, scale * torch.randn(4, generator=generator), m, v, t, lr=0.1, eps=0.0)
         ends.append(p)
     assert torch.equal(*ends)  # powers of two are exact
-
-
-def test_decay_is_decoupled_from_the_gradients_size():
-    for g in (1e-3, 1e3):
-        with_decay, without = torch.ones(1), torch.ones(1)
-        for p, decay in ((with_decay, 0.5), (without, 0.0)):
-            adamw_update(p, torch.tensor([g]), torch.zeros(1), torch.zeros(1), 1, lr=0.1, weight_decay=decay)
-        assert (without - with_decay).item() == pytest.approx(0.05, rel=1e-4)
 
 
 def test_no_weight_stays_beyond_one_over_the_decay():

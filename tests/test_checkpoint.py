@@ -345,6 +345,19 @@ def test_a_compiled_or_wrapped_model_is_saved_under_clean_names_and_resumed_into
     assert torch.equal(other.wte.weight, model.wte.weight)
 
 
+def test_a_model_with_a_part_named_module_is_no_wrapper_and_keeps_its_other_parts(tmp_path):
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = torch.nn.Linear(2, 2)
+            self.scale = torch.nn.Parameter(torch.rand(2))
+
+    model = Two()
+    assert unwrap(model) is model
+    folder = save_checkpoint(tmp_path / "two", model, ByteTokenizer())
+    assert load_file(folder / "model.safetensors").keys() == model.state_dict().keys()
+
+
 def test_weights_that_are_not_the_whole_model_are_refused(tmp_path):
     model, _ = build()
     weights = model.state_dict()

@@ -463,6 +463,41 @@ def test_after_a_backward_that_raised_gradients_are_averaged_again(wrap):
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("wrap", [AfterBackward, Overlapped, Bucketed])
+def test_a_wrapper_that_found_no_process_group_claims_nothing_so_another_try_works(wrap):
+    layer = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="process group"):
+        wrap(layer)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrap(layer)
+        with pytest.raises(UserError, match="already"):
+            wrap(layer)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [AfterBackward, Overlapped, Bucketed])
+def test_outputs_in_which_no_gradient_begins_are_refused_for_ranks_would_drift_apart(wrap):
+    "torch's DDP hangs its hooks on the parameters; ours look for tensors in what forward returns."
+
+    class Hidden(nn.Linear):
+        def forward(self, x):
+            return SimpleNamespace(loss=super().forward(x).sum())
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = wrap(Hidden(2, 2))
+        with pytest.raises(UserError, match="SimpleNamespace"):
+            model(torch.ones(1, 2))
+        with torch.no_grad():
+            assert model(torch.ones(1, 2)).loss.shape == ()
+        with model.no_sync():
+            model(torch.ones(1, 2)).loss.backward()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_no_sync_is_the_models_own_where_it_has_one_and_settling_leaves_nothing_behind():
     class Wrapped(GPT):
         inside = False

@@ -79,6 +79,16 @@ def conversations_in(x, y):
     return found
 
 
+def test_every_batch_is_full_at_the_end_of_an_epoch_too():
+    each = loader()
+    rows = len(each.rows)
+    assert rows % 4  # the last batch of the epoch is not full of itself
+    for _ in range(rows // 4 + 2):
+        x, y = next(each)
+        told = "the last rows of an epoch are followed by the first of the next"
+        assert x.shape == y.shape == (4, T), told
+
+
 def test_targets_are_the_answers_with_their_end_and_nothing_else():
     [(ids, mask)] = encode_conversations(TOKENIZER, [said("Hi", "Yes")], T)
     special = TOKENIZER.special
@@ -207,6 +217,9 @@ def test_what_cannot_be_trained_on_is_told_with_its_number():
         encode_conversations(TOKENIZER, [TALK[0], said("a" * 60, "b" * 7)], T)
     with pytest.raises(UserError, match="conversation 1 has no answer"):
         encode_conversations(TOKENIZER, [[dict(role="user", content="Hi")]], T)
+
+
+def test_no_conversations_at_all_are_refused():
     with pytest.raises(UserError, match="no conversation"):
         encode_conversations(TOKENIZER, [], T)
     with pytest.raises(UserError, match="no conversation"):  # rows of nothing would be looked for without end
@@ -276,7 +289,7 @@ def test_two_processes_ask_a_part_each_and_both_know_the_whole(model):
     alone = exact_match(model, TOKENIZER, examples, max_new_tokens=5)
     assert alone["all"] == ExactMatch(6, 9)
     one = exact_match(model, TOKENIZER, examples[:1], max_new_tokens=5)  # nothing is left for the other
-    ranks = run_processes(matches_of_rank, 2, model, [examples, examples[:1]])
+    ranks = run_processes(matches_of_rank, 2, model, [examples, examples[:1]], timeout=600)
     assert ranks == [[alone, one], [alone, one]]
 
 

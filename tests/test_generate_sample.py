@@ -85,6 +85,12 @@ def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
     torch.testing.assert_close(probs, torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0]]))
 
 
+@pytest.mark.parametrize("temperature", [1e6, 1e39, 1e300])
+def test_a_huge_temperature_makes_all_alike_but_brings_back_nothing_impossible(temperature):
+    probs = sampling_probs(torch.tensor([3.0, -torch.inf, -5.0]), temperature)
+    torch.testing.assert_close(probs, torch.tensor([0.5, 0.0, 0.5]), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("top_k", [0, 4, 5, 1000])
 def test_top_k_of_zero_or_of_all_keeps_all(top_k):
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
@@ -368,6 +374,9 @@ def test_prompts_seeds_and_ends_of_other_types_mean_the_same(model):
     ends = {whole[0][5], whole[1][7]}
     cut = generate_batch(model, [[1, 2], [3]], 12, seed=4, eot=ends)
     assert cut != whole and generate_batch(model, [[1, 2], [3]], 12, seed=4, eot=frozenset(ends)) == cut
+    ended = generate_batch(model, [[1, 2]], 12, seed=4, eot=whole[0][5])
+    for eot in (torch.tensor(whole[0][5]), np.int64(whole[0][5])):
+        assert generate_batch(model, [[1, 2]], 12, seed=4, eot=eot) == ended != [whole[0]]
 
 
 def test_a_batch_leaves_the_model_in_its_mode_also_after_an_error(model, monkeypatch):
@@ -589,6 +598,8 @@ def test_a_forced_end_ends_and_too_many_forced_tokens_are_refused(model):
         (dict(max_new_tokens=None), "^max_new_tokens = None: "),
         (dict(prompts=[[1], []]), "a prompt is empty"),
         (dict(prompts=[1, 2]), "a prompt is 1: give a list of prompts"),
+        (dict(prompts=np.array([1, 2])), "a prompt is 1: give a list of prompts"),
+        (dict(prompts=torch.tensor([1, 2])), "a prompt is 1: give a list of prompts"),
         (dict(prompts=[[1], [2, 257]]), "^257 is no token .* 0 to 256"),
         (dict(prompts=[[-1]]), "^-1 is no token"),
         (dict(prompts=[[1.5]]), "^1.5 is no token"),
@@ -600,6 +611,21 @@ def test_a_forced_end_ends_and_too_many_forced_tokens_are_refused(model):
 def test_prompts_and_numbers_that_mean_nothing_are_refused_in_a_sentence(model, bad, told):
     with pytest.raises(UserError, match=told):
         generate_batch(model, **dict(prompts=[[1]], max_new_tokens=2) | bad)
+
+
+def test_a_row_that_has_tokens_already_or_is_there_twice_is_refused_and_stays_as_it_is(model):
+    "Its columns would hold zeros in place of its tokens, and two places would write into one text."
+    rows = seeded_rows([[1], [2, 3]], seed=0)
+    for _ in decode_rows(model, rows, 3):
+        pass
+    written = [list(row.new) for row in rows]
+    with pytest.raises(UserError, match="already"):
+        next(decode_rows(model, rows, 8))
+    assert [row.new for row in rows] == written
+    [row] = seeded_rows([[1]], seed=0)
+    with pytest.raises(UserError, match="twice"):
+        next(decode_rows(model, [row, row], 8))
+    assert row.new == []
 
 
 def test_ids_and_counts_may_be_numpys_or_a_tensors(model):

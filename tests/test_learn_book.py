@@ -200,6 +200,14 @@ class Public:
         self.x += 1
         return self.x
 
+    def __setstate__(self, state):
+        "What copy and pickle call."
+        self.x = state
+
+    def close(self):
+        "Nothing to learn."
+        self.x = None
+
     def abstract(self):
         "What a subclass does."
 

@@ -132,6 +132,29 @@ def test_importing_the_model_imports_neither_transformers_nor_matplotlib():
 # ---- the parts, against torch's own layers and closed forms
 
 
+def passing_on(name):
+    "Attention whose values are its input and whose scores are all 0."
+    attn, C = Attention(CONFIGS[name], layer=0).eval(), TINY["n_embd"]
+    with torch.no_grad():
+        attn.c_attn.weight.zero_()[2 * C :] = torch.eye(C)
+        attn.c_proj.weight.copy_(torch.eye(C))
+    return attn
+
+
+# each shows one mistake alone; learn mode reports the first test that fails
+def test_a_single_token_reads_its_own_values_which_are_the_last_part_of_c_attn():
+    x = torch.linspace(-1, 1, 2 * 32).view(2, 1, 32)
+    torch.testing.assert_close(passing_on("gpt2-untied")(x), x)
+
+
+@pytest.mark.parametrize("name", ["gpt2-untied", "llama"])
+def test_equal_scores_give_the_mean_of_the_values_so_far_and_rope_turns_no_value(name):
+    x = torch.linspace(-1, 1, 2 * 5 * 32).square().view(2, 5, 32)
+    mean = x.cumsum(dim=1) / torch.arange(1, 6)[:, None]
+    rope = rope_table(5, 8) if name == "llama" else None
+    torch.testing.assert_close(passing_on(name)(x, rope), mean)
+
+
 def test_attention_equals_torchs_multihead_attention():
     config = CONFIGS["gpt2"]
     ours = Attention(config, 0).double()
@@ -152,6 +175,14 @@ def test_attention_equals_torchs_multihead_attention():
 
 def tanh_gelu(x):
     return F.gelu(x, approximate="tanh")
+
+
+def test_a_block_whose_branches_give_nothing_passes_its_input_on():
+    block, x = Block(CONFIGS["gpt2-untied"], layer=0), torch.randn(2, 5, 32)
+    with torch.no_grad():
+        for branch in (block.attn, block.mlp):
+            branch.c_proj.weight.zero_()
+    torch.testing.assert_close(block(x), x)
 
 
 def test_a_gpt2_block_equals_torchs_transformer_layer():

@@ -1,6 +1,7 @@
 import copy
 import io
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -87,7 +88,9 @@ def test_it_moves_the_singular_values_and_leaves_the_vectors(shape, coefficients
     G = rand(*shape, dtype=torch.float64)
     U, S, Vh = torch.linalg.svd(G, full_matrices=False)
     expected = U @ torch.diag(scalar_map(S / G.norm(), coefficients)) @ Vh
-    torch.testing.assert_close(newton_schulz(G, coefficients=coefficients), expected, **EXACT)
+    got = newton_schulz(G, coefficients=coefficients)
+    assert got.isfinite().all(), "not finite: was each matrix divided by its length first?"
+    torch.testing.assert_close(got, expected, **EXACT)
 
 
 @pytest.mark.parametrize("rows, cols", [(64, 64), (160, 48), (48, 160)])
@@ -185,11 +188,39 @@ def test_a_gpu_computes_in_bfloat16_only_if_it_has_it_in_hardware(hardware, monk
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
     expected = torch.bfloat16 if hardware else torch.float32
-    assert newton_schulz_dtype(torch.device("cuda"), torch.float32) == expected
+    told = "is_bf16_supported() says yes for emulation too: ask it with including_emulation=False"
+    assert newton_schulz_dtype(torch.device("cuda"), torch.float32) == expected, told
     assert newton_schulz_dtype(torch.device("mps"), torch.float32) == torch.float32
 
 
 # --- the optimizer
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_one_step_does_what_the_rule_says(nesterov):
+    "By hand, with the exact SVD; each line of the rule has a message of its own."
+    p, grad, buf = (rand(16, 4, seed=seed, dtype=torch.float64) for seed in range(3))
+    mean = 0.9 * buf + 0.1 * grad
+    U, S, Vh = torch.linalg.svd(0.9 * mean + 0.1 * grad if nesterov else mean, full_matrices=False)
+    update = U @ torch.diag(scalar_map(S / S.norm(), [QUINTIC] * 5)) @ Vh
+
+    def step(**settings):
+        "How far the matrix moves, in units of the rate; and the momentum after it."
+        weights, given, momentum = p.clone(), grad.clone(), buf.clone()
+        muon_update([weights], [given], [momentum], lr=0.5, momentum=0.9, nesterov=nesterov, **settings)
+        assert torch.equal(given, grad), "the gradient was changed"
+        return (p - weights) / 0.5, momentum
+
+    moved, momentum = step()
+    close = partial(torch.testing.assert_close, **EXACT)
+    close(momentum, mean, msg="the momentum is not 0.9 of the old one and 0.1 of the gradient")
+    mixed = "0.9 of the new momentum and 0.1 of the gradient" if nesterov else "the new momentum"
+    told = f"the step is not along Newton-Schulz of {mixed}"
+    close(moved / moved.norm(), update / update.norm(), msg=told)
+    scale = (moved.norm() / update.norm()).item()
+    assert scale == pytest.approx(2), f"a step of a (16, 4) matrix is scaled by 2, not by {scale:.3g}"
+    decayed, _ = step(weight_decay=0.2)
+    close(decayed - moved, 0.2 * p, msg="a decay of 0.2 takes lr * 0.2 of the old matrix off, and no more")
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

@@ -124,6 +124,13 @@ def test_runs_that_fix_no_law_are_refused_in_a_sentence(change, words):
         bootstrap_laws(*change(N, D, L), draws=2)
 
 
+@pytest.mark.parametrize("delta", [0, -1e-3, math.nan])
+def test_a_bend_that_is_not_above_zero_is_refused_for_no_walk_would_leave_its_start(delta):
+    for fit in (fit_law, bootstrap_laws):
+        with pytest.raises(UserError, match=f"delta = {delta}"):
+            fit(N, D, L, delta=delta)
+
+
 def test_a_bootstrap_of_so_few_runs_that_every_draw_is_the_same_is_refused():
     some = [0, 1, 2, 4, 5, 6, 7, 8]  # three sizes and lengths, and eight runs
     noisy = L[some] * np.exp(0.004 * np.random.default_rng(0).normal(size=8))
@@ -243,6 +250,15 @@ def test_a_matched_run_spends_its_budget_on_a_schedule_of_its_own_length():
 def test_a_budget_for_too_few_steps_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=r"\b5 steps.*\b20\b"):
         matched_run(preset("laptop"), 1e11)
+
+
+@pytest.mark.parametrize(
+    "bad", [dict(flops=math.nan), dict(flops=math.inf), dict(warmup=2), dict(warmup=-0.1)]
+)
+def test_a_budget_without_end_and_a_warm_up_beyond_the_run_are_refused_in_a_sentence(bad):
+    name, value = next(iter(bad.items()))
+    with pytest.raises(UserError, match=f"{name} = {value}"):
+        matched_run(preset("laptop"), **dict(flops=1e13) | bad)
 
 
 RECORD = RESULTS / "scaling.json"

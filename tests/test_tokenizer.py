@@ -201,6 +201,20 @@ def test_a_pair_is_merged_as_bytes_are_replaced_and_the_ids_stay_as_they_are(ids
     assert ids == before
 
 
+# each shows one mistake alone; learn mode reports the first test that fails
+def test_the_256_bytes_and_eot_are_counted_among_the_ids():
+    assert len(train_bpe(["she sells sea shells"], 260)) == 260 - 257
+
+
+def test_of_pairs_that_are_equally_frequent_the_smallest_is_merged():
+    assert train_bpe(["bbaa"], 258) == [tuple(b"aa")]
+
+
+def test_no_merge_crosses_a_cut():
+    vocab = merges_to_vocab(train_bpe(["of the, of the, of the."], 280))
+    assert [token for token in vocab if b" " in token[1:] or token.endswith(b"e,")] == []
+
+
 @quick
 @given(st.lists(some_text, max_size=4), st.integers(0, 40))
 def test_the_trainer_equals_brute_force(texts, n):

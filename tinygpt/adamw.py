@@ -101,7 +101,7 @@ ROLES = ("embedding", "head", "matrix", "vector")
 def parameter_roles(model: nn.Module) -> dict[str, str]:
     """The role of each parameter that needs a gradient, by its name; a tied one stands there once.
 
-    "embedding": the weight of an nn.Embedding, tied to the head or not; "head": of a module called lm_head;
+    "embedding": an nn.Embedding's weight, tied to the head or not; "head": that of a module called lm_head;
     "matrix": all else of two or more dimensions; "vector": biases, gains, scalars.
     """
     embeddings = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}

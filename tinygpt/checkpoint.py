@@ -127,21 +127,23 @@ def unwrap(model: torch.nn.Module) -> GPT:
     "The plain module inside the wrappers of torch.compile (`_orig_mod`) and DDP (`module`), in any order."
     while True:
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-        if inner is None:
+        # a wrapper has no weights beside those of the inner module
+        if inner is None or len(inner.state_dict()) < len(model.state_dict()):
             return model
         model = inner
 
 
 def _bare_weights(model, weights):
     "All weights of the plain model, on the CPU and under its own names. UserError if some are lacking."
-    bare, places = {}, set()
+    bare, places, own = {}, set(), model.state_dict().keys()
     for name, t in weights.items():
-        name = name.replace("_orig_mod.", "").removeprefix("module.")
+        if name not in own:
+            name = name.replace("_orig_mod.", "").removeprefix("module.")
         bare[name] = t.detach().cpu().contiguous()
         if bare[name].data_ptr() in places:  # a tensor under two names, which safetensors refuses: a copy
             bare[name] = bare[name].clone()
         places.add(bare[name].data_ptr())
-    if lacking := sorted(model.state_dict().keys() - bare.keys()):
+    if lacking := sorted(own - bare.keys()):
         names = ", ".join(lacking[:3])
         raise UserError(f"save: the weights lack {names}: give the state_dict of the whole model")
     return bare
@@ -378,8 +380,8 @@ def load_training_state(
 ) -> dict:
     """Put weights, optimizer and random generators back; return the rest of the state.
 
-    UserError if it is the state of another model, which is compared first, or of another optimizer; then
-    nothing is changed.
+    UserError if it is the state of another model, which is compared first, or if the optimizer refuses it;
+    then nothing is changed.
     """
     folder = Path(folder)
     model = unwrap(model)

@@ -314,9 +314,9 @@ def _hide_padding(logits: torch.Tensor, V: int) -> torch.Tensor:
 def ngram_rows(
     ids: torch.Tensor,  # (B, T) token ids of any integer dtype, T at least n - 1
     n: int,  # tokens in a row: 2 for pairs, 3 for triples
-    rows: int,  # of the table
+    rows: int,  # of the table; different n-grams may meet in one
 ) -> torch.Tensor:  # (B, T - n + 1)
-    "The table's row for the n tokens that end at each place, by a rolling hash. Different n-grams may meet."
+    "An n-gram's row: from its last id back, value = (value + id) * 742_938_285 % (2**31 - 1); then % rows."
     value = 0
     for back in range(n):
         tokens = ids[:, n - 1 - back : ids.shape[1] - back].long()  # int32 would overflow
@@ -349,7 +349,7 @@ class TokenEmbedding(nn.Embedding):
 
     def forward(
         self,
-        idx: torch.Tensor,  # (B, T) int64
+        idx: torch.Tensor,  # (B, T) int64; T may be 0
         cache: KVCache | None = None,  # remembers in `last` the two tokens before idx
         mask: torch.Tensor | None = None,  # as in `GPT.forward`: no pair or triple has what it hides
     ) -> torch.Tensor:  # (B, T, width)
@@ -394,7 +394,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def set_attention(self, impl: AttentionImpl) -> "GPT":
-        "Choose the implementation of attention: a setting of the machine, which no checkpoint remembers."
+        "Choose how attention is computed: a setting of the machine, in no checkpoint. UserError if unknown."
         if impl not in get_args(AttentionImpl):
             choices = ", ".join(get_args(AttentionImpl))
             raise UserError(f"attn_impl = {impl!r} does not work: choose one of {choices}")
@@ -413,7 +413,7 @@ class GPT(nn.Module):
         return self
 
     def features(self, idx, cache=None, mask=None):  # as in forward
-        "(B, T, C): all of the model but its head. UserError for ids not (B, T), or more than block_size."
+        "(B, T, C): all but the head. UserError for ids not (B, T) or above block_size, and for a wrong mask."
         if idx.dim() != 2:
             raise UserError(f"ids are {tuple(idx.shape)}: give (B, T); ids[None] makes a batch of one row")
         c, T = self.config, idx.shape[1]

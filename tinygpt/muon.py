@@ -27,7 +27,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 def newton_schulz_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """What the products are made in where nobody says.
 
-    bfloat16 on a GPU that multiplies it in hardware, else float32. float64 stays.
+    bfloat16 on a GPU that multiplies it in hardware (emulation does not count), else float32. float64 stays.
     """
     if dtype == torch.float64:
         return dtype
@@ -224,7 +224,7 @@ def muon_groups(
 ) -> list[dict]:
     """Groups of `kind` "muon" for the matrices of the blocks, then `rest` without them.
 
-    UserError if nothing is left for one of the two.
+    Frozen parameters and empty groups are left out. UserError if nothing is left for one of the two.
     """
     plain = []
     fused = {}  # rows of queries, keys and values -> the matrices that are split there

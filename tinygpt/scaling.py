@@ -27,8 +27,10 @@ def matched_run(
 ) -> TrainConfig:
     """A copy of the settings whose run spends `flops`, with a schedule to match its length.
 
-    Nothing is evaluated along the way. UserError if the budget pays for too few steps.
+    Nothing is evaluated along the way. UserError if the budget is endless, or pays for too few steps.
     """
+    if not (math.isfinite(flops) and 0 <= warmup < 1):
+        raise UserError(f"flops = {flops}, warmup = {warmup}: give a finite budget, and a share below 1")
     tokens = config.data.batch_size * config.model.block_size  # per step
     steps = round(flops / flops_per_token(config.model) / tokens)
     if steps < least_steps:
@@ -191,11 +193,13 @@ def _descend(
 EXPONENTS = (0.1, 0.2, 0.35, 0.5, 0.8, 1.2)  # walks start at each pair of these
 
 
-def _checked(params, tokens, losses) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _checked(params, tokens, losses, delta) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "ln N, ln D and ln L. UserError for runs that no law can be fitted to."
     runs = np.stack([np.asarray(values, float) for values in (params, tokens, losses)])
     if not (np.isfinite(runs).all() and (runs > 0).all()):
         raise UserError("parameters, tokens and losses must be finite and above 0: leave failed runs out")
+    if not delta > 0:
+        raise UserError(f"delta = {delta}: the Huber loss has to bend somewhere above 0")
     kinds = [len(set(row)) for row in runs[:2]]
     if runs.shape[1] < 6 or min(kinds) < 3:
         told = f"{runs.shape[1]} runs of {kinds[0]} sizes and {kinds[1]} lengths"
@@ -229,7 +233,7 @@ def fit_law(
     delta: float = 1e-3,  # where the Huber loss on ln L changes from squared to linear
 ) -> Law:
     "The law closest to the runs, from many starts (Hoffmann et al. 2022, appendix D.2)."
-    x, y, target = _checked(params, tokens, losses)
+    x, y, target = _checked(params, tokens, losses, delta)
     starts = [_start(alpha, beta, x, y, target) for alpha in EXPONENTS for beta in EXPONENTS]
     weights = np.ones((len(starts), len(x)))
     laws, badness = _descend(np.array(starts), x, y, target, weights, delta)
@@ -250,7 +254,7 @@ def bootstrap_laws(
     Each fit starts at the law of all runs. A draw says how often each run (or group) counts: `multinomial`
     of `default_rng(seed)`, again where fewer than six differ. UserError for fewer than eight.
     """
-    x, y, target = _checked(params, tokens, losses)
+    x, y, target = _checked(params, tokens, losses, delta)
     labels = np.arange(len(x)) if groups is None else groups
     if len(labels) != len(x):
         raise UserError(f"{len(labels)} groups for {len(x)} runs: give a label for each run")

@@ -103,7 +103,11 @@ def rung_flags(
     ladder: tuple[Rung, ...] = LADDER,
     steps: int | None = None,  # in the run; None: the rung's own
 ) -> list[str]:
-    "The command line of a rung: the preset, the flags of all kept rungs below it, its own flags, its steps."
+    """The command line of a rung: the preset, the flags of all kept rungs below it, its own flags, its steps.
+
+    At its end the flags that turn off evaluations, checkpoints and samples on the way. UserError for a name
+    that the ladder does not have.
+    """
     names = [rung.name for rung in ladder]
     if name not in names:
         raise UserError(f"{name!r} is not a rung: choose one of {', '.join(names)}")
@@ -133,13 +137,14 @@ def timed_process(
 
 def run_command(
     argv: list[str],  # of `python -m tinygpt.train`, without --out and --name
-    folder: Path,  # where the run's folder goes
+    folder: Path,  # where the run's folder goes: its name is seed5 for seed 5
     seed: int,
     cache: Path | None = None,  # the cache folder; None: the usual one
 ) -> dict:
     """Train in a separate process and time the whole command. UserError if it fails.
 
-    Returns loss and bits per byte over the validation part, steps, tokens, and wall-clock and CPU seconds.
+    Returns seed, loss, bits_per_byte and val_tokens of the last validation, steps, tokens (all that the
+    steps read), wall_s and cpu_s.
     """
     command = [sys.executable, "-m", "tinygpt.train", *argv]
     command += ["--seed", str(seed), "--out", str(folder), "--name", f"seed{seed}", "--overwrite"]

@@ -25,7 +25,7 @@ from .support import UserError, atomic_path, cache_dir
 
 # %% ../nbs/02_tokenizer.ipynb #utf8-checked
 def utf8(text: str) -> bytes:
-    "The UTF-8 bytes of `text`, or a sentence on why it has none."
+    "The UTF-8 bytes of `text`. UserError if it is no str; of half a surrogate pair it says the place."
     if not isinstance(text, str):
         raise UserError(f"the text is of type {type(text).__name__}, not str: for bytes, give data.decode()")
     try:
@@ -217,7 +217,7 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, text: str) -> "CharTokenizer":
-        "The tokenizer whose alphabet is the characters of `text`, sorted. UserError if there are none."
+        "The tokenizer of the characters in `text`, sorted. UserError if there are none, or from `utf8`."
         if not utf8(text):
             raise UserError("the training text is empty: a character tokenizer takes its alphabet from it")
         return cls("".join(sorted(set(text))))
@@ -295,7 +295,7 @@ class BPETokenizer(Tokenizer):
         vocab_size: int,  # ids in all, with the 256 bytes and eot
         pattern: str = SPLIT_PATTERN,
     ) -> "BPETokenizer":
-        "Learn the merges with rustbpe. Raises `UserError` if the text is too small for so many."
+        "Learn the merges with rustbpe. UserError if the text is too small for so many, and below 257 ids."
         if vocab_size < 257:
             raise UserError(f"vocab_size = {vocab_size} is too small: 256 bytes and eot already make 257")
         if vocab_size > 2**24:

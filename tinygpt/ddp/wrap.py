@@ -55,12 +55,12 @@ class _Replica(nn.Module):
         self.module = module
         # from the last to the first, as backward comes to them; tied ones come once, frozen ones not at all
         self.params = [p for p in module.parameters() if p.requires_grad][::-1]
-        claim_gradients(self.params, type(self).__name__)  # refuses a second wrapper: see below
         self.timeline = []
         self.sync = True  # shall the next forward's backward synchronize?
         self.active = False  # is such a backward under way?
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
+        claim_gradients(self.params, type(self).__name__)  # refuses a second wrapper: see below
 
     @contextmanager
     def no_sync(self):
@@ -76,6 +76,11 @@ class _Replica(nn.Module):
         if self.sync and torch.is_grad_enabled():  # decided here, in forward
             self.active = False  # an earlier backward may have raised
             ends = [t for t in tree_leaves(out) if torch.is_tensor(t) and t.requires_grad]
+            if self.params and not ends:  # no backward would be noticed, and the ranks would drift apart
+                kind = type(out).__name__
+                raise UserError(
+                    f"no gradient begins in the {kind} that forward gave: return tensors, or a dict"
+                )
             register_multi_grad_hook(ends, self._starts, mode="any")
         return out
 

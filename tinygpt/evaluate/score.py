@@ -76,7 +76,7 @@ def eval_rows(
     block_size: int,
     max_tokens: int | None = None,  # about so many; None: all
 ) -> np.ndarray:
-    "Which rows to evaluate, spread evenly over the text; the same each time. UserError for an empty text."
+    "Which rows to evaluate, spread evenly from the first to the last. UserError for an empty text."
     n_rows = eval_windows(tokens, block_size)
     if n_rows < 1:
         raise UserError(f"a text of {len(tokens)} token(s) has nothing to predict: evaluate a longer one")
@@ -164,7 +164,7 @@ def ratio_interval(
     """(sum(total) / sum(count), low, high): a ratio of two sums with its confidence interval.
 
     By the residuals' spread between groups: the ratio estimator of survey sampling (Cochran 1977, chapter 6),
-    with a t quantile for few groups. UserError for fewer than two groups.
+    with a t quantile for few groups. In float64. UserError for fewer than two groups.
     """
     total, count = np.asarray(total, dtype=np.float64), np.asarray(count, dtype=np.float64)
     if groups is not None:
@@ -192,7 +192,7 @@ def row_documents(
 ) -> np.ndarray:
     """Which document each row begins in, counted from 0: (len(rows),).
 
-    Of a text that begins within a document, that one is number 0, up to the second eot.
+    If a text begins within a document, that piece and the document after it are both number 0.
     """
     starts = np.flatnonzero(np.asarray(tokens[:]) == eot)
     return np.searchsorted(starts, rows * block_size, side="right").clip(min=1) - 1
@@ -202,9 +202,10 @@ def compressor_bits(
     train: bytes,  # what a primed compressor has read; empty: leave that line out
     val: bytes,  # the text to be predicted
 ) -> dict[str, float]:
-    """Bits per byte of `val` for bzip2 -9, xz -9, and xz -9 primed with the last 60 MB of `train`.
+    """Bits per byte of `val` for bzip2 -9, xz -9, and primed xz -9: by what `val` makes `train` longer.
 
-    By name: "bzip2 -9", "xz -9", "xz -9 primed with the training text". UserError for an empty `val`.
+    Of `train` the last 60 MB. By name: "bzip2 -9", "xz -9", "xz -9 primed with the training text".
+    UserError for an empty `val`.
 
     Takes seconds for 10 MB.
     """

@@ -41,7 +41,7 @@ def encode_conversations(
     block_size: int,  # the model's
     train_on: Literal["answers", "all"] = "answers",  # whose tokens are targets
 ) -> list[Encoded]:
-    """Ids and mask of each conversation. UserError if one has no answer or does not fit into a row.
+    """Ids and mask of each conversation. UserError if there is none, or one has no answer or is too long.
 
     Even of "all", the tokenizer's `start` is no target: nothing comes before it.
     """
@@ -67,7 +67,7 @@ def fill_rows(
     length: int,  # tokens per row: block_size + 1
     packed: bool,  # as many conversations per row as fit; else one
 ) -> list[list[int]]:
-    "The indices of the conversations in each row, in the given order. A full row is closed."
+    "The indices of the conversations in each row, in the given order. What does not fit begins a new row."
     rows, room = [], 0
     for i in order:
         n = len(encoded[i][0])
@@ -179,8 +179,9 @@ class AnswerLoader:
 
     With `document_mask`, y is (rows, T, 2): the targets, and the number of each token's conversation.
 
-    Each epoch gives every conversation once, in an order determined by (seed, epoch). The state is the
-    epoch and the row in it, the same for any number of ranks. T is block_size if rows are packed; else the
+    Each epoch gives every conversation once, in an order determined by (seed, epoch). All batches are full:
+    the last rows of an epoch are followed by the first of the next. The state is the epoch and the row in it,
+    the same for any number of ranks. T is block_size if rows are packed; else the
     longest row of the global batch, rounded up to a multiple of 32.
     """
 

@@ -45,8 +45,8 @@ def sampling_probs(
     logits = logits.float()
     if temperature == 0:
         return torch.nn.functional.one_hot(likeliest(logits), logits.shape[-1]).float()
-    # so that a tiny temperature cannot turn the largest into infinity
-    logits = (logits - _largest(logits)[..., None]) / max(temperature, 1e-30)
+    # so that no temperature, however tiny or huge, gives infinity / infinity
+    logits = (logits - _largest(logits)[..., None]) / min(max(temperature, 1e-30), 1e30)
     if top_k == 0 and top_p == 1:
         return logits.softmax(-1)  # nothing is cut: no need to sort the vocabulary
     V = logits.shape[-1]
@@ -199,11 +199,13 @@ def check_rows(
     max_new_tokens: int,  # for each row
     vocab_size: int,  # the model's
 ) -> None:
-    "UserError for an empty prompt, for what is no token, and for more forced tokens than there may be."
+    "UserError for rows that cannot be written: no prompt, no token, too many forced, or written before."
     if not is_count(max_new_tokens):
         raise UserError(f"max_new_tokens = {max_new_tokens}: choose a whole number, 0 or more")
+    if len(set(rows)) < len(rows) or any(row.new or row.finish for row in rows):
+        raise UserError("a row is there twice or has tokens already: make new ones, with `seeded_rows`")
     for row in rows:
-        if isinstance(row.prompt, int):
+        if getattr(row.prompt, "ndim", 1) == 0 or isinstance(row.prompt, int):
             raise UserError(f"a prompt is {row.prompt}: give a list of prompts, each of them a list of ids")
         if len(row.prompt) == 0:
             raise UserError("a prompt is empty: begin with a token, for example the tokenizer's eot")
@@ -340,7 +342,7 @@ def generate_batch(
 
     With `eot` a row that ended is shorter; the eot itself is left out.
     """
-    ends = eot if isinstance(eot, (set, frozenset)) else {eot}
+    ends = eot if isinstance(eot, (set, frozenset)) else {None if eot is None else int(eot)}
     rows = seeded_rows(prompts, seed)
     for _ in decode_rows(model, rows, max_new_tokens, temperature, top_k, top_p, ends, use_cache=use_cache):
         pass

@@ -111,6 +111,7 @@ def own_test_file(module: str) -> str:
 
 # %% ../../nbs/more/learn_book.ipynb #functions
 GLUE = {"__init__", "__post_init__", "main", "command", "parse_arguments", "parse_options"}
+GLUE |= {"__getstate__", "__setstate__", "add_param_group", "close"}
 
 
 @dataclass(frozen=True)

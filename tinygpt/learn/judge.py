@@ -118,6 +118,9 @@ class Raises:
         return self.info
 
     def __exit__(self, *error):
+        pattern = getattr(self.match, "pattern", self.match)
+        if error[0] is None:  # pytest would not say which error is missing
+            pytest.fail(f"DID NOT RAISE a UserError such as {pattern!r}")
         right = self.own.__exit__(*error)
         if right and not re.search(self.match, str(self.info.value)):
             frames = ours(positions(self.info.traceback))
@@ -125,7 +128,6 @@ class Raises:
             yours = json.loads(YOURS.read_text()) if YOURS.exists() else []
             if not any(name == module and first <= line <= last for name, first, last in yours):
                 self.info.match(self.match)
-            pattern = getattr(self.match, "pattern", self.match)
             REWORDED.append(dict(frames=frames, match=pattern))
         return right
 
