@@ -493,11 +493,11 @@ def test_a_full_disk_loses_nothing_and_is_one_sentence(small_disk, n_embd):
             said = str(error)
             break
     assert said.startswith("no room for a checkpoint") and "\n" not in said
-    assert str(small_disk) in said and "keep fewer checkpoints" in said
+    assert str(small_disk) in said and "delete old checkpoints" in said
     assert len(checkpoints(run)) == step - 1 and all(verify_checkpoint(c) == "" for c in checkpoints(run))
     assert not list((run).glob("checkpoints/.*")) and (small_disk / "notes.txt").read_text() == "keep me"
-    if step > 2:  # room is made by keeping fewer, and the run goes on
-        prune(run, 1)
+    if step > 2:  # what it says works: room is made, and the run goes on
+        shutil.rmtree(checkpoints(run)[0])
         save_checkpoint(run / f"checkpoints/step_{step:06d}", model, ByteTokenizer(), opt, {"step": step})
 
 

@@ -419,6 +419,17 @@ def test_on_a_gpu_ddp_and_fsdp_have_the_gradients_of_the_plain_model(tmp_path):
         dist.destroy_process_group()
 
 
+def test_fsdp_does_not_warn_of_the_logits_which_are_a_view_that_nobody_changes_in_place(recwarn):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = wrap_fsdp(GPT(GPTConfig(**DEEP)), World())
+        row = torch.zeros((1, 4), dtype=torch.int64)
+        model(row, row)[1].backward()
+    finally:
+        dist.destroy_process_group()
+    assert not [str(warning.message) for warning in recwarn if "view" in str(warning.message)]
+
+
 def test_a_bucket_holds_neighbors_of_one_type_up_to_its_size_and_a_larger_tensor_has_one_to_itself():
     sizes = [10, 10, 5, 5, 30, 1, 24]
     params = [torch.zeros(n) for n in sizes] + [torch.zeros(2, dtype=torch.float64), torch.zeros(1)]

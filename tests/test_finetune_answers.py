@@ -79,14 +79,26 @@ def conversations_in(x, y):
     return found
 
 
-def test_every_batch_is_full_at_the_end_of_an_epoch_too():
-    each = loader()
-    rows = len(each.rows)
-    assert rows % 4  # the last batch of the epoch is not full of itself
+def test_rows_are_filled_in_order_and_never_beyond_their_length():
+    encoded = [([1] * n, [True] * n) for n in (5, 3, 4, 8, 1, 7)]
+    assert fill_rows(encoded, [0, 1, 2, 3, 4, 5], 9, packed=True) == [[0, 1], [2], [3, 4], [5]]
+    assert fill_rows(encoded, [5, 4, 3], 9, packed=True) == [[5, 4], [3]]
+    assert fill_rows(encoded, [0, 1], 9, packed=False) == [[0], [1]]
+    tokens, targets, document = lay_out([([1, 2], [False, True]), ([3], [True])], [[0, 1], [1]], 4)
+    assert tokens.tolist() == [[1, 2, 3, -100], [3, -100, -100, -100]]
+    assert targets.tolist() == [[-100, 2, 3, -100], [3, -100, -100, -100]]
+    assert document.tolist() == [[0, 0, 1, -100], [0, -100, -100, -100]]
+
+
+def test_every_batch_is_full_and_no_row_is_left_out_at_the_end_of_an_epoch():
+    fours, ones = loader(), loader(batch_size=1)
+    rows = len(fours.rows)
+    assert rows % 4  # an epoch's last rows do not fill a batch
     for _ in range(rows // 4 + 2):
-        x, y = next(each)
+        x, y = next(fours)
         told = "the last rows of an epoch are followed by the first of the next"
         assert x.shape == y.shape == (4, T), told
+        assert torch.equal(x, torch.cat([next(ones)[0] for _ in range(4)])), told
 
 
 def test_targets_are_the_answers_with_their_end_and_nothing_else():
@@ -164,17 +176,6 @@ def test_an_epoch_holds_each_conversation_once_and_the_next_one_has_another_orde
     assert rows == len(TALK) if not packed else rows < len(TALK) / 2
 
 
-def test_rows_are_filled_in_order_and_never_beyond_their_length():
-    encoded = [([1] * n, [True] * n) for n in (5, 3, 4, 8, 1, 7)]
-    assert fill_rows(encoded, [0, 1, 2, 3, 4, 5], 9, packed=True) == [[0, 1], [2], [3, 4], [5]]
-    assert fill_rows(encoded, [5, 4, 3], 9, packed=True) == [[5, 4], [3]]
-    assert fill_rows(encoded, [0, 1], 9, packed=False) == [[0], [1]]
-    tokens, targets, document = lay_out([([1, 2], [False, True]), ([3], [True])], [[0, 1], [1]], 4)
-    assert tokens.tolist() == [[1, 2, 3, -100], [3, -100, -100, -100]]
-    assert targets.tolist() == [[-100, 2, 3, -100], [3, -100, -100, -100]]
-    assert document.tolist() == [[0, 0, 1, -100], [0, -100, -100, -100]]
-
-
 @pytest.mark.parametrize("packed, masked", [(True, False), (False, False), (True, True)])
 def test_ranks_share_the_batch_and_any_batch_can_be_gone_on_from(packed, masked):
     how = dict(packed=packed, document_mask=masked)
@@ -213,7 +214,7 @@ def test_a_checkpoint_of_other_conversations_or_another_order_is_refused():
 
 
 def test_what_cannot_be_trained_on_is_told_with_its_number():
-    with pytest.raises(UserError, match="conversation 2 has 72 tokens, and a row .* holds 49: shorten"):
+    with pytest.raises(UserError, match="conversation 2 has 72 tokens, .* holds 49: .* --block-size 71"):
         encode_conversations(TOKENIZER, [TALK[0], said("a" * 60, "b" * 7)], T)
     with pytest.raises(UserError, match="conversation 1 has no answer"):
         encode_conversations(TOKENIZER, [[dict(role="user", content="Hi")]], T)

@@ -69,7 +69,7 @@ BAD = [
     ("optim", "schedule", "linear", "schedule = 'linear'"),
     ("data", "batch_size", 0, "batch_size"),
     ("data", "micro_batch_size", 99, "micro_batch_size"),
-    ("data", "source", "nowhere.txt", "nowhere.txt"),
+    ("data", "source", "nowhere.txt", "here: give its path from this folder with --source"),
     ("data", "source", "~nobody-here/book.txt", "nor a path that exists"),
     ("data", "source", "x" * 300, "nor a path that exists"),
     ("data", "tokenizer", "nope", "tokenizer = nope"),

@@ -144,6 +144,14 @@ def test_a_value_that_is_not_finite_leaves_the_running_mean_as_it_was(bad):
     assert math.isnan(smooth([bad, 2.0])[0]) and smooth([bad, 2.0])[1] == 2.0
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["c$_$", "文", "a\\$b$"])
+def test_a_picture_is_drawn_under_any_name_that_a_run_may_have(name, tmp_path):
+    "One would be a formula that cannot be read, one has a letter that the font lacks."
+    plot_losses([dict(step=0, loss=3.0)], tmp_path / "loss.png", f"{name}: validation 3.000")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_picture_is_a_png_and_nothing_to_draw_is_a_sentence(tmp_path):
     lines = [dict(step=i, loss=3.0 - i) for i in range(3)] + [dict(step=3, val_loss=1.0)]
     plot_losses(lines, tmp_path / "loss.png", "title")

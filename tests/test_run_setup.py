@@ -22,6 +22,7 @@ from tinygpt.data.__main__ import main as prepare_main
 from tinygpt.data.tokens import Corpus, write_token_data
 from tinygpt.ddp.world import World
 from tinygpt.evaluate.export import export_model
+from tinygpt.finetune.lora import add_lora
 from tinygpt.model import GPT, GPTConfig
 from tinygpt.model_hf import export_hf
 from tinygpt.muon import Muon
@@ -904,6 +905,14 @@ def test_an_objective_makes_the_optimizer_and_the_schedule(config):
     rates = [line["lr"] for line in read_metrics(other.run) if "lr" in line]
     assert rates == pytest.approx([o.learning_rate / (1 + step) for step in range(other.steps)])
     assert "; Lion; " in (other.run / "log.txt").read_text()
+
+
+def test_an_objective_that_changes_which_weights_there_are_is_refused_before_anything_is_written(config):
+    "The trainer would save a checkpoint that nothing can open again."
+    adds = Objective(optimizer=lambda run: torch.optim.SGD(add_lora(run.model, rank=2), lr=0.1))
+    with pytest.raises(UserError, match="h.0.attn.c_attn.parametrizations.*in a loop of your own"):
+        quiet(config, objective=adds)
+    assert not config.folder.exists()
 
 
 def test_a_run_with_its_own_optimizer_and_schedule_resumes_exactly(config):

@@ -166,7 +166,7 @@ def _full_disk_is_a_user_error(folder, needed):
         if free > needed and not re.search(words, str(error)):
             raise
         sizes = f"it takes {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free at {parent}"
-        remedy = "free some space there, or keep fewer checkpoints; those that are there are whole"
+        remedy = "free some space there, or delete old checkpoints; those that are there are whole"
         raise UserError(f"no room for a checkpoint: {sizes}: {remedy}") from error
 
 # %% ../nbs/16_checkpoint.ipynb #leftovers

@@ -48,7 +48,7 @@ def to_batch(
 def check_block(
     block_size: int,  # tokens of a row
 ) -> int:
-    "The same as a plain int. UserError if a row would hold none."
+    "The same as a plain int. UserError if a row would hold none; TypeError for 4.0, as `index` has it."
     if block_size < 1:
         raise UserError(f"block_size = {block_size}: a row holds 1 token or more")
     return index(block_size)
@@ -236,7 +236,7 @@ class ShardLoader:
     def load_state_dict(self, state: dict):
         """Go on after the batch at which `state` was taken; batch_size may differ.
 
-        UserError if it is of other data or another order.
+        UserError if it is of other data, another order or another loader.
         """
         for name, value in self._data().items():
             if state.get(name) != value:

@@ -10,6 +10,7 @@ __all__ = ['WRAPS', 'show_collectives', 'AfterBackward', 'Overlapped', 'Bucketed
 import inspect
 import statistics
 import time
+import warnings
 import weakref
 from collections import defaultdict, deque
 from contextlib import contextmanager, nullcontext
@@ -286,6 +287,8 @@ def wrap_fsdp(
     from torch.distributed.device_mesh import init_device_mesh  # these two take seconds to import
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    # the logits are a view, since the padding is cut off, and nothing changes them in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
     # fully_shard cuts up what it finds on each rank
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), 0)

@@ -52,12 +52,15 @@ def encode_conversations(
         ids, mask = render(tokenizer, messages)
         if not any(mask):
             raise UserError(f"data: conversation {number} has no answer: give a message of the assistant")
-        if len(ids) > block_size + 1:
-            longest = f"a row of this model holds {block_size + 1}: shorten it, or leave it out"
-            raise UserError(f"data: conversation {number} has {len(ids)} tokens, and {longest}")
         # the token that begins a document is not a target: nothing comes before it
         everything = [i >= len(tokenizer.start) for i in range(len(ids))]
         encoded.append((ids, mask if train_on == "answers" else everything))
+    lengths = [len(ids) for ids, _ in encoded]
+    if (longest := max(lengths)) > block_size + 1:
+        number = 1 + lengths.index(longest)
+        told = f"conversation {number} has {longest} tokens, and a row of this model holds {block_size + 1}"
+        ways = f"shorten it, leave it out, or give --block-size {longest - 1} if positions are rotary"
+        raise UserError(f"data: {told}: {ways}")
     return encoded
 
 # %% ../../nbs/22_finetune.ipynb #fill

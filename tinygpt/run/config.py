@@ -268,7 +268,8 @@ def _source_problems(config) -> Iterator[str]:
     known = [*CORPORA, *(HUB if streams else ())]
     has_name = d.source in known or (streams and "://" in d.source)
     if not has_name and not os.path.exists(os.path.expanduser(d.source)):
-        yield f"source = {d.source} is neither a corpus ({', '.join(known)}) nor a path that exists"
+        told = f"source = {d.source} is neither a corpus ({', '.join(known)}) nor a path that exists here"
+        yield f"{told}: give its path from this folder with --source"
     if d.source in HUB and not streams:
         remedy = "give --loader stream, or prepare it and give the folder"
         yield f"source = {d.source} is read from the hub while training: {remedy}"

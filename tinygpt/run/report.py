@@ -13,6 +13,7 @@ import platform
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -258,11 +259,14 @@ def plot_losses(
     if val:
         ax.plot(*zip(*val), "o-", color=PALETTE[3], ms=4, label="validation")
     ax.set(xlabel="step", ylabel="loss (nats per token)")
-    ax.set_title(title, loc="left", fontweight="bold", fontsize=11)
+    # a run's name may hold dollar signs, which are no formula here
+    ax.set_title(title, loc="left", fontweight="bold", fontsize=11, parse_math=False)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     ax.legend(frameon=False)
-    fig.savefig(path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # it draws a box for such a letter
+        fig.savefig(path)
 
 
 def smooth(

@@ -579,6 +579,7 @@ def equip_run(
     if system.checkpoint_activations:
         checkpoint_blocks(run.model)
     run.parallel = Parallel(run.model, world, system.loss_chunk, run.policy.dtype)
+    names = run.model.state_dict().keys()
     own = run.objective.optimizer
     run.optimizer_line = run.parallel.make_optimizer(run.config, own and partial(own, run))
     run.top_rates = [group["lr"] for group in run.parallel.optimizer.param_groups]
@@ -588,6 +589,9 @@ def equip_run(
         run.schedule = make_schedule(o.schedule, o.max_steps, o.warmup_steps, o.final_lr, o.cooldown)
     make = run.objective.loader or next_token_loader
     run.loader = on_all(world, lambda: make(run))
+    if changed := sorted(names ^ run.model.state_dict().keys()):  # then no checkpoint could be opened again
+        told = f"the objective changed which weights the model has ({changed[0]}, ...)"
+        raise known_to_all(UserError(f"{told}: train such a model in a loop of your own"))
     share = run.parallel.max_ if world.world_size > 1 else None
     run.scaler = LossScaler(run.policy.device, enabled=run.policy.scaler, reduce=share)
     if saved:
