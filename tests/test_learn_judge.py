@@ -161,6 +161,20 @@ def test_only_the_functions_that_are_asked_about_are_judged(project):
     assert states(result) == dict(scale="passes", unused="hole") and len(told) == 1
 
 
+def test_where_one_function_is_judged_the_first_failure_ends_it(project, monkeypatch):
+    runs = []
+
+    def watched(*args, **options):
+        runs.append(run_tests(*args, **options))
+        return runs[-1]
+
+    monkeypatch.setattr(judge_module, "run_tests", watched)
+    result, _ = verdicts(project, names=["add"], add="return a - b")
+    assert result["add"].state == "fails" and len(runs[0]) == 1, (
+        "the other tests take minutes in some chapters"
+    )
+
+
 def test_a_function_that_is_wrong_only_in_another_process_fails(project):
     body = "import __main__, os; return a + b + (not hasattr(__main__, '__file__'))"
     result, _ = verdicts(project, add=body)
