@@ -67,7 +67,7 @@ def check_ranks(
     if batch_size < 1 or batch_size % world_size:
         raise UserError(
             f"batch_size = {batch_size} does not divide by {world_size} ranks: "
-            f"choose a multiple of {world_size}"
+            f"choose a multiple of {world_size}, or ranks that divide {batch_size}"
         )
     rows = batch_size // world_size
     return slice(rank * rows, (rank + 1) * rows)
