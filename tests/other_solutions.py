@@ -138,6 +138,8 @@ while begin < len(x):
 return loss
 """,
             "clip_gradients": """
+if isinstance(parameters, torch.Tensor):
+    parameters = (parameters,)
 grads = [p.grad for p in parameters if p.grad is not None]
 if not grads:
     return torch.tensor(0.0)
@@ -189,7 +191,8 @@ for start in starts:
 return torch.stack(losses).sum().float() if losses else torch.zeros((), device=x.device)
 """,
             "clip_gradients": """
-kept = [p for p in parameters if p.grad is not None]
+several = [parameters] if torch.is_tensor(parameters) else parameters
+kept = [p for p in several if p.grad is not None]
 squares = [p.grad.square().sum() for p in kept]
 squares = [s.full_tensor() if hasattr(s, "full_tensor") else s for s in squares]
 total = sum(squares, torch.zeros((), device=kept[0].device if kept else None)).sqrt()
