@@ -85,7 +85,7 @@ def test_a_reward_model_learns_what_the_pairs_have_in_common(config, tmp_path):
 
 
 def test_a_judge_counts_pairs_that_are_ranked_right(config, tmp_path):
-    model = random_model()
+    model = random_model(dropout=0.5)  # which a judge turns off
     save_checkpoint(tmp_path / "start", model, BYTE)
     config.run.init_from, config.model = str(tmp_path / "start"), model.config
     pairs = digits_over_letters(9, 0)
