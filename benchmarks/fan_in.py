@@ -18,17 +18,13 @@ the same rule; they alone decide, and no more are added.
 """
 
 import statistics
-import tempfile
-import time
-from contextlib import closing
 from functools import partial
 
 from data_machine import Kept, lowest, tune
 from exchange import by_fan_in
+from laptop import train_here
 
-from tinygpt.run.loop import Stepper
 from tinygpt.run.presets import preset
-from tinygpt.run.setup import judge_of, open_run
 from tinygpt.support import interval
 
 CHOOSING, COMPARING, AGAIN = (100,), range(1, 6), range(6, 16)
@@ -40,17 +36,7 @@ def train(first: str, rate: float, seed: int) -> dict:
     "The preset with these first weights of the MLP."
     config = preset("shakespeare-char-cpu")
     config.optim.learning_rate, config.run.seed = rate, seed
-    config.system.compile, config.system.threads = "off", 1
-    start = time.process_time()
-    with tempfile.TemporaryDirectory() as config.run.out, closing(open_run(config)) as run:
-        if first == "fan-in":
-            by_fan_in(run.model)
-        step = Stepper(run)
-        while not run.finished:
-            step(*next(run.loader))
-            run.step += 1
-        loss = judge_of(run)(run.model, run.data.val, max_tokens=HELD_OUT).loss
-    return dict(loss=round(loss, 4), cpu_s=round(time.process_time() - start, 1))
+    return train_here(config, HELD_OUT, by_fan_in if first == "fan-in" else lambda model: None)
 
 
 def main():

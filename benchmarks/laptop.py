@@ -115,19 +115,22 @@ def run_start(
     config.optim.muon_lr, config.optim.max_steps = muon_lr, steps
     config.optim.warmup_steps = round(part * config.optim.warmup_steps)
     config.data.batch_size = rows
-    config.system.compile, config.system.threads = "off", 1
     config.run.seed = seed
+    return dict(init=init, muon_lr=muon_lr, seed=seed, steps=steps) | train_here(config, held_out)
+
+
+def train_here(config, held_out: int, prepare=lambda model: None) -> dict:
+    "Train here, eager and with one thread: held-out loss and CPU seconds. `prepare` may set the weights."
+    config.system.compile, config.system.threads = "off", 1
     start = time.process_time()
-    with tempfile.TemporaryDirectory() as tmp:
-        config.run.out = tmp
-        with closing(open_run(config)) as run:
-            step = Stepper(run)
-            while not run.finished:
-                step(*next(run.loader))
-                run.step += 1
-            loss = judge_of(run)(run.model, run.data.val, max_tokens=held_out).loss
-    seconds = round(time.process_time() - start, 1)
-    return dict(init=init, muon_lr=muon_lr, seed=seed, steps=steps, loss=round(loss, 4), cpu_s=seconds)
+    with tempfile.TemporaryDirectory() as config.run.out, closing(open_run(config)) as run:
+        prepare(run.model)
+        step = Stepper(run)
+        while not run.finished:
+            step(*next(run.loader))
+            run.step += 1
+        loss = judge_of(run)(run.model, run.data.val, max_tokens=held_out).loss
+    return dict(loss=round(loss, 4), cpu_s=round(time.process_time() - start, 1))
 
 
 def starts(name: str, size: dict, choosing: tuple, comparing: tuple):
