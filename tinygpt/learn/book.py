@@ -110,8 +110,8 @@ def own_test_file(module: str) -> str:
     return f"tests/test_{module.replace('.', '_')}.py"
 
 # %% ../../nbs/more/learn_book.ipynb #functions
-GLUE = {"__init__", "__post_init__", "main", "command", "parse_arguments", "parse_options"}
-GLUE |= {"__getstate__", "__setstate__", "add_param_group", "close"}
+GLUE = {"__init__", "__post_init__", "__getstate__", "__setstate__", "add_param_group", "close"}
+GLUE |= {"main", "command", "parse_arguments", "parse_options"}
 
 
 @dataclass(frozen=True)

@@ -465,10 +465,10 @@ class _Trial:
             self.sound |= set(unknown)
         return bool(wrong)
 
-    def run(self, names, tests, stop=False):
+    def run(self, names, tests, alone=False):
         "Results of the tests with these functions laid over."
         what = ", ".join(tests) if len(tests) < 3 else f"{len(tests)} tests"
-        if stop:
+        if alone:
             whose = f"{names[0]} alone"
         elif len(names) > 1:
             whose = f"your {len(names)} functions"
@@ -481,7 +481,7 @@ class _Trial:
         yours = [(self.work.module, d.first, d.last) for d in functions_in(laid) if d.name not in theirs]
         (self.folder / "yours.json").write_text(json.dumps(yours))
         # where one function is judged, one failure says it all
-        results = run_tests(self.folder, tests, self.seconds, stop=stop or len(names) == 1)
+        results = run_tests(self.folder, tests, self.seconds, stop=len(names) == 1)
         for result in _passed(results):
             for other in result.get("reworded", []):
                 for name in self.inside(other, names)[:1]:
@@ -505,7 +505,7 @@ class _Trial:
         "Which of `names` a test that was stopped has to blame; None if it was in none of them."
         inside = self.inside(late, names)
         for name in inside if len(inside) > 1 else ():  # the innermost may only be called too often
-            if _failed(self.run([name], [late["test"]], stop=True)):
+            if _failed(self.run([name], [late["test"]], alone=True)):
                 return name
         return inside[0] if inside else None
 
@@ -519,7 +519,7 @@ class _Trial:
                 continue
             bad = failed
             if len(names) > 1:
-                results = self.run([name], tests if endings else its, stop=True)
+                results = self.run([name], tests if endings else its, alone=True)
                 bad = [r for r in _failed(results) if not self.control([r])]
                 self.alone |= set() if bad else _which_ran(_passed(results), self.work.module)
             if bad:
