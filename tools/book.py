@@ -30,6 +30,7 @@ import nbformat
 from kernels import forked_kernels
 from pages import (
     ROOT,
+    answer_problems,
     header_problems,
     index_problems,
     notebook_text,
@@ -107,6 +108,7 @@ def check() -> int:
     problems += list(index_problems())
     facts = page_facts()
     problems += [problem for path in facts for problem in header_problems(path, facts)]
+    problems += [problem for path in facts for problem in answer_problems(path)]
     problems += style_problems()
     for problem in problems:
         print(problem)

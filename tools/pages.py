@@ -230,7 +230,7 @@ MEET = {  # what a chapter is about, in the words that people search for
     "01": "fp32, bf16, fp16, fp8, rounding",
     "02": "BPE, byte-level, bits per byte",
     "03": "shards, shuffling, epochs, resuming",
-    "04": "softmax, causal mask, FlashAttention",
+    "04": "queries, keys, causal mask, FlashAttention",
     "05": "initialization, residual scaling, µP",
     "06": "GPT-2, Llama, RoPE, RMSNorm, SwiGLU, GQA",
     "07": "profiling, MFU, FLOPs, memory",
@@ -378,11 +378,48 @@ def with_seconds(source: str, measured: float) -> str:
     return re.sub(r"\b\d+ seconds to run", f"{after} seconds to run", source, count=1)
 
 
+# ---- a page that asks for a guess does not show the answer: JupyterLab hides it until the cell is run
+
+ASKS = re.compile(r"\*\*Before you (?:run it|look):\*\*")
+
+
+def answers(nb) -> set[str]:
+    "Ids of the cells whose outputs answer a *Before you run it*: from the question to the next text."
+    found, asked, answered = set(), False, False
+    for cell in nb.cells:
+        if cell.cell_type == "code":
+            if asked and cell.outputs:
+                found.add(cell.id)
+                answered = True
+        elif ASKS.search(cell.source):
+            asked, answered = True, False
+        elif answered:
+            asked = False
+    return found
+
+
+def with_answers_hidden(nb):
+    "The notebook, with the outputs of these cells hidden, and of no others."
+    hide = answers(nb)
+    for cell in nb.cells:
+        cell.metadata.pop("jupyter", None)
+        if cell.id in hide:
+            cell.metadata["jupyter"] = {"outputs_hidden": True}
+    return nb
+
+
+def answer_problems(path: Path):
+    "Whether the outputs are hidden that `write_headers` would hide."
+    nb = read(path)
+    if with_answers_hidden(nbformat.from_dict(nb)) != nb:
+        yield f"{path.name}: hides other outputs than the answers to its questions (run `make export`)"
+
+
 def write_headers() -> None:
     """Write the line under the title of every page; the seconds stay (`run --write` measures them).
 
-    In the index, the table of chapters, the way of a step and the citation too. All come out as Jupyter
-    writes them.
+    In the index, the table of chapters, the way of a step and the citation too. Answers to questions are
+    hidden. All come out as Jupyter writes them.
     """
     facts = page_facts()
     for path in [ROOT / "nbs/index.ipynb", *facts]:
@@ -391,6 +428,7 @@ def write_headers() -> None:
         title = nb.cells[0].source
         if path in facts:
             nb.cells[0].source = with_header(title, header_line(path, facts[path], seconds_in(title)))
+            with_answers_hidden(nb)
         else:
             nb.cells[0].source = with_header(title, doors_line(), DOORS)
             for cell in nb.cells:
