@@ -92,6 +92,18 @@ def test_the_map_names_each_chapter_once_and_its_words_say_it():
     assert any(f"![{told}](images/map.png)" in cell.source for cell in cells), "run `make export`"
 
 
+def test_the_map_colors_the_first_path_of_the_index():
+    index = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[-1].source
+    table = index.partition("\n| read | then your GPT |\n")[2].partition("\n\n")[0]
+    path = re.findall(r"\]\((\d\d)_\w+\.ipynb\)", table)
+    assert path and tuple(path) == picture.overview.PATH
+    for *_, chapters, color in picture.overview.BOXES.values():
+        on_path = [set(re.findall(r"\d\d", line)) <= set(path) for line in chapters.split("\n")]
+        assert any(on_path) == (color != picture.overview.OFF), chapters
+        for line, on in zip(chapters.split("\n"), on_path):  # a line has one ink
+            assert on or not set(re.findall(r"\d\d", line)) & set(path), line
+
+
 def test_the_index_counts_the_refuted_claims_as_the_log_does():
     log = (ROOT / "EXPERIMENTS.md").read_text(encoding="utf-8")
     together = re.search(r"^Together: .*", log, re.M)[0]
@@ -199,6 +211,30 @@ def test_a_header_is_written_once_and_keeps_its_seconds():
     assert pages.with_seconds(timed, 40.0) == timed  # about right: machines differ
     assert "60 seconds" in pages.with_seconds(timed, 61.0)
     assert pages.with_header(timed, line).count("minutes to read") == 1
+
+
+def test_the_outputs_that_answer_a_question_are_hidden_and_no_others():
+    text, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
+    out = [nbformat.v4.new_output("stream", text="7\n")]
+    cells = [
+        code("seen", outputs=out, metadata={"jupyter": {"outputs_hidden": True}}),
+        text("**Before you run it:** how many?"),
+        code("prepares"),
+        text("More words."),
+        code("answers", outputs=out),
+        code("draws", outputs=out),
+        text("Seven."),
+        code("later", outputs=out),
+        text("**Before you look:** and now?"),
+        code("answers", outputs=out, metadata={"jupyter": {}}),
+    ]
+    nb = pages.with_answers_hidden(nbformat.v4.new_notebook(cells=cells))
+    hidden = [cell.metadata == {"jupyter": {"outputs_hidden": True}} for cell in nb.cells]
+    assert hidden == [place in (4, 5, 9) for place in range(10)]
+    assert all(hide or cell.metadata == {} for hide, cell in zip(hidden, nb.cells))
+    chapters_that_ask = [path for path in SPINE if pages.answers(pages.read(path))]
+    assert len(chapters_that_ask) > 15
+    assert [problem for path in ORDER for problem in pages.answer_problems(path)] == []
 
 
 @pytest.mark.parametrize(
@@ -358,6 +394,7 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
         "00_support.ipynb: the line under its title is not up to date",
         "11_schedule.ipynb: not in the form that Jupyter writes",
         "no stored picture",
+        "11_schedule.ipynb: hides other outputs than the answers to its questions",
     ):
         assert problem in out, out
 

@@ -2,23 +2,24 @@
 
 from pathlib import Path
 
-TITLE = "One training run, and the chapters that build its parts"
-BLUE, YELLOW, RED, GREEN, VIOLET, GRAY = "#dbe9f6", "#fdf1dc", "#f8e0de", "#dff0e0", "#e8e1f3", "#ececec"
+TITLE = "One training run, the chapters that build its parts, and in color the first path"
+BLUE, YELLOW, RED, VIOLET, OFF = "#dbe9f6", "#fdf1dc", "#f8e0de", "#e8e1f3", "white"  # OFF the path
 WIDTH, HEIGHT, APART = 1.74, 0.86, 2.08  # of a box, and from the middle of one column to that of the next
-BOXES = {  # what happens: (column, height, its chapters, color)
+PATH = ("06", "04", "02", "03", "10", "11", "12", "16", "17", "19")  # as the index has it
+BOXES = {  # what happens: (column, height, its chapters, color); a line is on the path, or not
     "text becomes tokens": (0, 0, "02 tokenizer", BLUE),
     "tokens fill batches": (1, 0, "03 data", BLUE),
-    "the GPT gives a loss": (2, 0, "04 attention · 05 init\n06 model", YELLOW),
+    "the GPT gives a loss": (2, 0, "04 attention · 06 model\n05 init", YELLOW),
     "its gradient, clipped": (3, 0, "12 accumulate", RED),
     "the weights move": (4, 0, "10 adamw · 11 schedule\n14 muon", RED),
-    "in which numbers?": (1, -1.3, "01 floats · 08 precision", GREEN),
-    "how fast?": (2, -1.3, "07 measure · 09 compile", GREEN),
-    "on how many GPUs?": (3, -1.3, "13 ddp · 15 zero", GREEN),
+    "in which numbers?": (1, -1.3, "01 floats · 08 precision", OFF),
+    "how fast?": (2, -1.3, "07 measure · 09 compile", OFF),
+    "on how many GPUs?": (3, -1.3, "13 ddp · 15 zero", OFF),
     "save and resume": (4, -2.6, "16 checkpoint", VIOLET),
     "is it any good?": (3, -2.6, "17 evaluate\n18 generate", VIOLET),
-    "a better recipe": (2, -2.6, "20 speedrun\n21 scaling", VIOLET),
-    "it learns to answer": (1, -2.6, "22 finetune · 23 prefer\n24 reinforce", GRAY),
-    "you talk to it": (0, -2.6, "25 chat", GRAY),
+    "a better recipe": (2, -2.6, "20 speedrun\n21 scaling", OFF),
+    "it learns to answer": (1, -2.6, "22 finetune · 23 prefer\n24 reinforce", OFF),
+    "you talk to it": (0, -2.6, "25 chat", OFF),
 }
 AGAIN = "again and again: 19 train"
 
@@ -26,7 +27,7 @@ AGAIN = "again and again: 19 train"
 def words() -> str:
     "The picture in words, for those who cannot see it."
     parts = [f"{what} ({chapters.replace(chr(10), ' · ')})" for what, (*_, chapters, _) in BOXES.items()]
-    return f"{TITLE}: {'; '.join(parts)}; {AGAIN}."
+    return f"{TITLE}: {'; '.join(parts)}; {AGAIN}. First path: {', '.join(PATH)}."
 
 
 def draw(path: Path) -> None:
@@ -44,7 +45,10 @@ def draw(path: Path) -> None:
         style = "round,pad=0.02,rounding_size=0.08"
         ax.add_patch(FancyBboxPatch(corner, WIDTH, HEIGHT, boxstyle=style, fc=color, ec="0.45", lw=0.9))
         ax.text(x, y + 0.05 + 0.08 * lines, what, ha="center", va="center", fontsize=8.8, weight="bold")
-        ax.text(x, y - 0.15, chapters, ha="center", va="center", fontsize=8.2, color="0.2", linespacing=1.25)
+        for place, line in enumerate(chapters.split("\n")):
+            height = y - 0.15 + 0.175 * ((lines - 1) / 2 - place)
+            ink = "black" if line[:2] in PATH else "0.5"
+            ax.text(x, height, line, ha="center", va="center", fontsize=8.2, color=ink)
 
     def arrow(start, end, bend=0.0):
         style = dict(arrowstyle="-|>", color="0.35", lw=1.1, shrinkA=0, shrinkB=0)
