@@ -27,7 +27,7 @@ AGAIN = "again and again: 19 train"
 def words() -> str:
     "The picture in words, for those who cannot see it."
     parts = [f"{what} ({chapters.replace(chr(10), ' · ')})" for what, (*_, chapters, _) in BOXES.items()]
-    return f"{TITLE}: {'; '.join(parts)}; {AGAIN}. First path: {', '.join(PATH)}."
+    return f"{TITLE}: {'; '.join(parts)}; {AGAIN}."
 
 
 def draw(path: Path) -> None:
