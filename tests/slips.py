@@ -2820,9 +2820,9 @@ SLIPS = [
     Slip(
         "speedrun_gain",
         "plot_ladder",
-        'if row["kept"] else "0.6"',
-        'if True else "0.6"',
-        "what was rejected looks like what was kept",
+        '"noise" if row["noise"] else "less"',
+        '"less"',
+        "what is inside the noise looks like a gain",
     ),
     # 22
     Slip(
