@@ -104,6 +104,15 @@ def test_the_index_counts_the_refuted_claims_as_the_log_does():
     assert f"So far {verdicts[1]} of {claims} were refuted" in index
 
 
+def test_the_readme_leaves_out_what_only_the_index_has_and_links_to_it():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    index = {cell.id: cell.source for cell in nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells}
+    for name in book.INDEX_ONLY:
+        heading = index[name].splitlines()[0].removeprefix("## ")
+        assert f"\n## {heading}\n" not in readme
+        assert f"](nbs/index.ipynb#{heading.replace(' ', '-')})" in readme, f"no link to {heading}"
+
+
 def test_a_badge_is_that_of_a_workflow():
     names = re.findall(r"workflows/(\w+\.yml)/badge\.svg", (ROOT / "README.md").read_text(encoding="utf-8"))
     folder = ROOT / ".github/workflows"
