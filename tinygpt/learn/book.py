@@ -447,8 +447,8 @@ def _skeleton(definition: Definition) -> str:
 
 # the functions that nbs/more/learn.ipynb begins with, in its order: name -> the idea
 IDEAS = {
-    "apply_rope": "Each pair is a point in the plane, and turning a point needs the cosine and the sine of the "
-    "angle. Look in the docstring which two numbers make a pair.",
+    "apply_rope": "Each pair is a point in the plane, and turning a point needs the cosine and the sine of "
+    "its angle. Look in the docstring which two numbers make a pair.",
     "clip_gradients": "All gradients together are one long vector: take its length, and if that is too much, "
     "multiply every gradient by the same number.",
     "adamw_update": "Keep a running mean of the gradient and one of its square, undo what their start at "
