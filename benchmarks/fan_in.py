@@ -17,8 +17,8 @@ change gained 0.056 ± 0.010 nats per byte with GELU (thirty seeds).
 Five seeds did not decide: -0.033 ± 0.019. So it is asked again on ten seeds that nobody has seen, 6 to 15, by
 the same rule; they alone decide, and no more are added.
 
-`--muon` asks whether a preset that uses Muon should begin so, too: the preset `laptop`, 128 wide, SwiGLU and a
-start at zero, in its full length. The side with 0.02 are the runs of `laptop.py --full`, one of which is
+`--muon` asks whether a preset that uses Muon should begin so, too: the preset `laptop`, 128 wide, SwiGLU
+and a start at zero, in its full length. The side with 0.02 are the runs of `laptop.py --full`, one of which is
 repeated here to see that it still comes out the same. The other side gets the same search: half of the
 preset's Muon rate, the preset's, twice it, and on by factors of two where the best is at an edge. One seed
 chooses; three others compare, paired. The seeds deviate by about 0.003.
@@ -29,8 +29,8 @@ learned to read. One look at that form, one seed and one rate, had been 0.11 wor
 
 Written before the first run of the full form:
 
-2. By fan-in the preset is no better: it does not gain 0.01. Confirmed if none of the interval does, refuted if
-   the whole interval does, else undecided.
+2. By fan-in the preset is no better: it does not gain 0.01. Confirmed if none of the interval does, refuted
+   if the whole interval does, else undecided.
 """
 
 import argparse
