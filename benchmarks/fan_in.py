@@ -18,7 +18,7 @@ Five seeds did not decide: -0.033 ± 0.019. So it is asked again on ten seeds th
 the same rule; they alone decide, and no more are added.
 
 `--muon` asks whether a preset that uses Muon should begin so, too: the preset `laptop`, 128 wide, SwiGLU
-and a start at zero, in its full length. The side with 0.02 are the runs of `laptop.py --full`, one of which is
+and a start at zero, in its full length. The side with 0.02 are the runs of `laptop.py --full`; one of them is
 repeated here to see that it still comes out the same. The other side gets the same search: half of the
 preset's Muon rate, the preset's, twice it, and on by factors of two where the best is at an edge. One seed
 chooses; three others compare, paired. The seeds deviate by about 0.003.
