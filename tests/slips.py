@@ -1607,8 +1607,8 @@ SLIPS = [
     Slip(
         "ddp.wrap",
         "_Replica.forward",
-        "if self.sync and torch.is_grad_enabled():",
-        "if torch.is_grad_enabled():",
+        "self.synchronizes = self.sync",
+        "self.synchronizes = True",
         "gradients synced in every micro-step (minimind)",
     ),
     Slip("ddp.wrap", "_Replica.all_reduce", "op=dist.ReduceOp.AVG", "op=dist.ReduceOp.SUM", "sum for mean"),
