@@ -191,15 +191,15 @@ SLIPS = [
     Slip(
         "floats",
         "round_to",
-        "torch.round(wide / spacing)",
-        "(wide / spacing + 0.5).floor()",
+        "torch.round(wide / gap)",
+        "(wide / gap + 0.5).floor()",
         "halfway cases always go up",
     ),
     Slip(
         "floats",
         "round_to",
-        "torch.round(wide / spacing)",
-        "torch.trunc(wide / spacing)",
+        "torch.round(wide / gap)",
+        "torch.trunc(wide / gap)",
         "chops instead of rounding",
     ),
     Slip(
