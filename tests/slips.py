@@ -191,15 +191,15 @@ SLIPS = [
     Slip(
         "floats",
         "round_to",
-        "torch.round(wide / spacing)",
-        "(wide / spacing + 0.5).floor()",
+        "torch.round(wide / gap)",
+        "(wide / gap + 0.5).floor()",
         "halfway cases always go up",
     ),
     Slip(
         "floats",
         "round_to",
-        "torch.round(wide / spacing)",
-        "torch.trunc(wide / spacing)",
+        "torch.round(wide / gap)",
+        "torch.trunc(wide / gap)",
         "chops instead of rounding",
     ),
     Slip(
@@ -1607,8 +1607,8 @@ SLIPS = [
     Slip(
         "ddp.wrap",
         "_Replica.forward",
-        "if self.sync and torch.is_grad_enabled():",
-        "if torch.is_grad_enabled():",
+        "self.synchronizes = self.sync",
+        "self.synchronizes = True",
         "gradients synced in every micro-step (minimind)",
     ),
     Slip("ddp.wrap", "_Replica.all_reduce", "op=dist.ReduceOp.AVG", "op=dist.ReduceOp.SUM", "sum for mean"),
