@@ -106,7 +106,14 @@ def keep(record: dict, kind: str, name: str, found: dict):
 
 
 def run_start(
-    init: str, muon_lr: float, seed: int, steps: int, shape: dict, rows: int, held_out: int
+    init: str,
+    muon_lr: float,
+    seed: int,
+    steps: int,
+    shape: dict,
+    rows: int,
+    held_out: int,
+    prepare=lambda model: None,
 ) -> dict:
     "A model of the preset's form, trained by the trainer from these first weights, and its held-out loss."
     config = preset("laptop")
@@ -116,7 +123,7 @@ def run_start(
     config.optim.warmup_steps = round(part * config.optim.warmup_steps)
     config.data.batch_size = rows
     config.run.seed = seed
-    return dict(init=init, muon_lr=muon_lr, seed=seed, steps=steps) | train_here(config, held_out)
+    return dict(init=init, muon_lr=muon_lr, seed=seed, steps=steps) | train_here(config, held_out, prepare)
 
 
 def train_here(config, held_out: int, prepare=lambda model: None) -> dict:

@@ -124,7 +124,9 @@ def one_minute() -> dict:
     return dict(bits=bits, loss_first=first, loss_last=last, curve="_static/curve.png", sample=sample)
 
 
-PICTURE = re.compile(r"!\[.*?: (\d+) times less .*?: (.*)\. Within the noise: (.*)\.\]\(images/ladder\.png\)")
+PICTURE = re.compile(
+    r"!\[([\d.]+) times less .*?seconds .*?: (.*)\. Within the noise: (.*)\.\]\(images/ladder\.png\)"
+)
 
 
 def ladder() -> dict:

@@ -191,15 +191,15 @@ SLIPS = [
     Slip(
         "floats",
         "round_to",
-        "torch.round(wide / spacing)",
-        "(wide / spacing + 0.5).floor()",
+        "torch.round(wide / gap)",
+        "(wide / gap + 0.5).floor()",
         "halfway cases always go up",
     ),
     Slip(
         "floats",
         "round_to",
-        "torch.round(wide / spacing)",
-        "torch.trunc(wide / spacing)",
+        "torch.round(wide / gap)",
+        "torch.trunc(wide / gap)",
         "chops instead of rounding",
     ),
     Slip(
@@ -1607,8 +1607,8 @@ SLIPS = [
     Slip(
         "ddp.wrap",
         "_Replica.forward",
-        "if self.sync and torch.is_grad_enabled():",
-        "if torch.is_grad_enabled():",
+        "self.synchronizes = self.sync",
+        "self.synchronizes = True",
         "gradients synced in every micro-step (minimind)",
     ),
     Slip("ddp.wrap", "_Replica.all_reduce", "op=dist.ReduceOp.AVG", "op=dist.ReduceOp.SUM", "sum for mean"),
@@ -2820,9 +2820,9 @@ SLIPS = [
     Slip(
         "speedrun_gain",
         "plot_ladder",
-        'if row["kept"] else "0.6"',
-        'if True else "0.6"',
-        "what was rejected looks like what was kept",
+        '"noise" if row["noise"] else "less"',
+        '"less"',
+        "what is inside the noise looks like a gain",
     ),
     # 22
     Slip(

@@ -93,7 +93,7 @@ def test_the_map_names_each_chapter_once_and_its_words_say_it():
 
 
 def test_the_map_colors_the_first_path_of_the_index():
-    index = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[-1].source
+    index = "\n".join(c.source for c in nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells)
     table = index.partition("\n| read | then your GPT |\n")[2].partition("\n\n")[0]
     path = re.findall(r"\]\((\d\d)_\w+\.ipynb\)", table)
     assert path and tuple(path) == picture.overview.PATH
@@ -114,6 +114,15 @@ def test_the_index_counts_the_refuted_claims_as_the_log_does():
     assert sum(int(n) for n, _ in rows) == entries and [sum(column) for column in zip(*counted)] == verdicts
     index = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[0].source
     assert f"So far {verdicts[1]} of {claims} were refuted" in index
+
+
+def test_the_readme_leaves_out_what_only_the_index_has_and_links_to_it():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    index = {cell.id: cell.source for cell in nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells}
+    for name in book.INDEX_ONLY:
+        heading = index[name].splitlines()[0].removeprefix("## ")
+        assert f"\n## {heading}\n" not in readme
+        assert f"](nbs/index.ipynb#{heading.replace(' ', '-')})" in readme, f"no link to {heading}"
 
 
 def test_a_badge_is_that_of_a_workflow():

@@ -489,9 +489,7 @@ def test_a_wrapper_that_found_no_process_group_claims_nothing_so_another_try_wor
 
 
 @pytest.mark.parametrize("wrap", [AfterBackward, Overlapped, Bucketed])
-def test_outputs_in_which_no_gradient_begins_are_refused_for_ranks_would_drift_apart(wrap):
-    "torch's DDP hangs its hooks on the parameters; ours look for tensors in what forward returns."
-
+def test_gradients_are_averaged_whatever_forward_returns_and_in_each_of_two_backwards(wrap):
     class Hidden(nn.Linear):
         def forward(self, x):
             return SimpleNamespace(loss=super().forward(x).sum())
@@ -499,12 +497,25 @@ def test_outputs_in_which_no_gradient_begins_are_refused_for_ranks_would_drift_a
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = wrap(Hidden(2, 2))
-        with pytest.raises(UserError, match="SimpleNamespace"):
-            model(torch.ones(1, 2))
-        with torch.no_grad():
-            assert model(torch.ones(1, 2)).loss.shape == ()
+
+        def sent(*losses):
+            with CountCollectives() as count:
+                for loss in losses:
+                    loss.backward()
+            return count.calls["allreduce"]
+
+        once = sent(model(torch.ones(1, 2)).loss)
+        assert once > 1
+        one, other = (model(torch.ones(1, 2)).loss for _ in range(2))
+        assert sent(one, other) == 2 * once
+        one, other = (model(torch.ones(1, 2)).loss for _ in range(2))
+        assert sent(one + other) == once
+        pending = model(torch.ones(1, 2)).loss
+        with torch.no_grad(), model.no_sync():
+            model(torch.ones(1, 2))  # decides nothing
+        assert sent(pending) == once
         with model.no_sync():
-            model(torch.ones(1, 2)).loss.backward()
+            assert sent(model(torch.ones(1, 2)).loss) == 0
     finally:
         dist.destroy_process_group()
 

@@ -152,13 +152,9 @@ def test_there_are_three_hints_and_none_of_the_first_two_is_the_solution(chapter
 
 
 def test_the_functions_of_the_first_hour_have_an_idea_in_their_first_hint():
-    tour = next(
-        c["source"] for c in read_notebook(ROOT / "nbs/more/learn.ipynb")["cells"] if c.get("id") == "tour-md"
-    )
-    begin, rest = (
-        re.search(r"start (\d\d) --only (\S+)", tour),
-        tour.split("Where to go next")[1].split("By default")[0],
-    )
+    cells = {c.get("id"): c["source"] for c in read_notebook(ROOT / "nbs/more/learn.ipynb")["cells"]}
+    begin = re.search(r"start (\d\d) --only (\S+)", cells["tour-md"])
+    rest = cells["next-md"].split("Where to go next")[1].split("By default")[0]
     path = [
         begin.groups()[::-1],
         *((n, c) for n, c in re.findall(r"`([\w.]+)` \((?:chapter )?(\d\d)\)", rest)),

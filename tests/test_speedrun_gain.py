@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tinygpt.speedrun_gain import (
+    COLORS,
     GOAL,
     climb,
     clock_error,
@@ -118,7 +119,21 @@ def test_each_rung_is_compared_with_the_kept_one_below_it():
     assert [line.get_xdata()[0] for line in large] == [
         statistics.median(row["seconds"].values()) for row in rows
     ]
-    assert small[1].get_color() != small[0].get_color() == small[2].get_color()
+
+
+def test_the_picture_of_the_ladder_colors_by_the_verdict_and_brackets_what_was_rejected():
+    same = rung_of("again", False)
+    for run in same["runs"]:
+        run["loss"] += 0.004 * (run["seed"] - 2)
+    rungs = [rung_of("start", True), same, rung_of("wide", False, a_step=1.0)]
+    rungs += [rung_of("one layer", True, a_step=0.05)]
+    ax = plot_ladder(climb(rungs))
+    wanted = [COLORS[verdict] for verdict in ("less", "noise", "more", "less")]
+    assert len(set(COLORS.values())) == 3
+    assert [line.get_color() for line in ax.lines[0::2]] == wanted
+    assert [line.get_color() for line in ax.lines[1::2]] == wanted
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["start", "(again)", "(wide)", "one layer"]
+    assert "(" not in ax.texts[0].get_text() and "1.00 (" in ax.texts[1].get_text()
 
 
 def test_a_gain_whose_interval_holds_1_is_told_to_be_noise():

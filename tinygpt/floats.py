@@ -167,13 +167,20 @@ def _exponent(
     return (stored - FP64.bias).clamp(fmt.min_exponent, FP64.bias)
 
 
+def _gap(
+    x: torch.Tensor,  # float64
+    fmt: FloatFormat,
+) -> torch.Tensor:  # float64
+    return _power_of_two(_exponent(x, fmt)) * fmt.eps
+
+
 def ulp(
     x: torch.Tensor | float,  # any real numbers
     fmt: FloatFormat,
 ) -> torch.Tensor:  # float64, the shape of `x`; NaN for NaN and for |x| beyond the largest number
     "The unit in the last place: how far apart the numbers of `fmt` lie from |x| upwards."
     x = _exact(x).abs()
-    return torch.where(x <= fmt.max, _power_of_two(_exponent(x, fmt)) * fmt.eps, math.nan)
+    return torch.where(x <= fmt.max, _gap(x, fmt), math.nan)
 
 # %% ../nbs/01_floats.ipynb #round
 def round_to(
@@ -184,11 +191,11 @@ def round_to(
 ) -> torch.Tensor:  # float32 if `x` is that or shorter and it can hold `fmt`, else float64; no gradient
     "The numbers of `fmt` nearest to `x`; halfway cases go to the one whose last mantissa bit is 0."
     wide = _exact(x)
-    spacing = _power_of_two(_exponent(wide, fmt)) * fmt.eps
-    rounded = torch.round(wide / spacing) * spacing  # torch.round takes ties to even
+    gap = _gap(wide, fmt)
+    rounded = torch.round(wide / gap) * gap  # torch.round takes ties to even
     return _fit(rounded, x, fmt, saturate)
 
-
+# %% ../nbs/01_floats.ipynb #fit
 def _fit(
     y: torch.Tensor,  # float64, rounded, perhaps beyond the largest number
     x: torch.Tensor | float,  # what it was rounded from: decides dtype and device
@@ -200,13 +207,8 @@ def _fit(
         if y.isnan().any():
             raise UserError(f"x holds NaN and {fmt.name} has none: remove it first")
         saturate = True  # all codes are numbers
-
-    if saturate:
-        beyond = fmt.max
-    elif fmt.special == "ieee":
-        beyond = math.inf
-    else:
-        beyond = math.nan
+    too_large = {"ieee": math.inf, "nan": math.nan}
+    beyond = fmt.max if saturate else too_large[fmt.special]
     y = torch.where(y.abs() > fmt.max, torch.full_like(y, beyond).copysign(y), y)
 
     short = isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
@@ -224,11 +226,8 @@ def encode(
     "The bit patterns of the numbers of `fmt` nearest to `x`. NaN becomes the quiet NaN with sign 0."
     value = round_to(_exact(x), fmt, saturate)
     exponent = _exponent(value, fmt)
-    gap = _power_of_two(exponent) * fmt.eps
-
-    # counted in gaps, a number is its mantissa, with its leading 1 if normal
-    steps = (value.abs() / gap).nan_to_num(0, 0).long()
-    # exponent - min_exponent is one less than what is stored: the leading 1 carries and adds it
+    steps = (value.abs() / _gap(value, fmt)).nan_to_num(0, 0).long()
+    # exponent - min_exponent is one less than what is stored: the leading 1 in `steps` carries
     code = steps + ((exponent - fmt.min_exponent) << fmt.mantissa_bits)
 
     quiet = 2 ** (fmt.mantissa_bits - 1) if fmt.special == "ieee" else 0  # the bit that marks a quiet NaN
@@ -279,10 +278,10 @@ def stochastic_round_to(
     So the mean of many draws is `x` (Gupta et al. 2015).
     """
     wide = _exact(x)
-    spacing = _power_of_two(_exponent(wide, fmt)) * fmt.eps
-    steps = wide / spacing
+    gap = _gap(wide, fmt)
+    steps = wide / gap
     below = steps.floor()
     draw = torch.rand(wide.shape, generator=generator, device=wide.device, dtype=torch.float64)
     up = draw < steps - below  # a number of `fmt` stays: draw < 0 is never true
     steps = torch.where(steps.isfinite(), below + up, steps)
-    return _fit(steps.copysign(wide) * spacing, x, fmt, saturate)
+    return _fit(steps.copysign(wide) * gap, x, fmt, saturate)

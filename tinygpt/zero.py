@@ -250,10 +250,10 @@ class DistMuon(ShardedOptimizer, Muon):
         wire = wire or Wire()
         found = [(p, group) for group in self.param_groups for p in group["params"] if p.requires_grad]
         owners = matrix_owners([p.numel() for p, _ in found], wire.world_size)
-        alike = {}  # group, shape, device and dtype -> matrices
+        alike = {}  # group and shape -> matrices
         for (p, group), owner in zip(found, owners):
             matrix = _Matrix(p, group, wire, owner)
-            alike.setdefault((id(group), p.shape, p.device, p.dtype), []).append(matrix)
+            alike.setdefault((id(group), p.shape), []).append(matrix)
         rounds = [_Round(matrices, self.dtype) for matrices in alike.values()]
         # the last matrix first, for its gradient is the first
         buckets = [m for matrices in alike.values() for m in reversed(matrices)]

@@ -48,6 +48,8 @@ LONGEST_FUNCTION = 60
 LONGEST_CELL = 600  # seconds, on a machine that may be busy
 UNSAID = 60  # seconds of a page that does not say its own: the index
 IMAGES = "nbs/images"  # where README.md finds its pictures
+# cells of the index that README.md leaves out: a newcomer has two minutes, and can follow a link
+INDEX_ONLY = {"more-commands-md", "trainer-md", "others-md", "cite-md", "pages-md"}
 
 
 def command(name, *args, cwd):
@@ -300,7 +302,7 @@ def badges() -> str:
 
 
 def write_readme(root: Path):
-    "README.md and its pictures from nbs/index.ipynb."
+    "README.md and its pictures from nbs/index.ipynb, without the cells that only the index has."
     from nbconvert import MarkdownExporter
     from traitlets.config import Config
 
@@ -308,6 +310,7 @@ def write_readme(root: Path):
     if not index.exists():
         return
     nb = nbformat.read(index, as_version=4)
+    nb.cells = [cell for cell in nb.cells if cell.id not in INDEX_ONLY]
     nb.metadata["language_info"] = {"name": "python"}  # nbdev_clean takes it out; the code fences need it
     config = Config(
         {

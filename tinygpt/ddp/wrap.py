@@ -19,7 +19,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -58,10 +57,13 @@ class _Replica(nn.Module):
         self.params = [p for p in module.parameters() if p.requires_grad][::-1]
         self.timeline = []
         self.sync = True  # shall the next forward's backward synchronize?
-        self.active = False  # is such a backward under way?
+        self.synchronizes = False  # does the last forward's?
+        self.here = set()  # parameters whose gradient is complete in this backward
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
         claim_gradients(self.params, type(self).__name__)  # refuses a second wrapper: see below
+        for p in self.params:
+            p.register_post_accumulate_grad_hook(self._complete)
 
     @contextmanager
     def no_sync(self):
@@ -73,30 +75,32 @@ class _Replica(nn.Module):
             self.sync = before
 
     def forward(self, *args, **kwargs):
-        out = self.module(*args, **kwargs)
-        if self.sync and torch.is_grad_enabled():  # decided here, in forward
-            self.active = False  # an earlier backward may have raised
-            ends = [t for t in tree_leaves(out) if torch.is_tensor(t) and t.requires_grad]
-            if self.params and not ends:  # no backward would be noticed, and the ranks would drift apart
-                kind = type(out).__name__
-                raise UserError(
-                    f"no gradient begins in the {kind} that forward gave: return tensors, or a dict"
-                )
-            register_multi_grad_hook(ends, self._starts, mode="any")
-        return out
+        if torch.is_grad_enabled():
+            self.synchronizes = self.sync  # decided here, in forward
+            self.here = set()  # an earlier backward may have raised
+        return self.module(*args, **kwargs)
 
-    def _starts(self, grad):
-        if not self.active:  # the outputs of two forwards may share one backward
-            self.active = True
+    def _complete(self, p):
+        if not self.synchronizes:
+            return
+        if not self.here:  # the first: backward has begun
             self.timeline = []
             self.begin()
             torch.autograd.Variable._execution_engine.queue_callback(self._ends)
+        self.here.add(p)
+        self._arrived(p)
 
     def _ends(self):
-        self.active = False
+        self.here = set()
         self.timeline.append("backward ends")
         with torch.no_grad():
             self.finish()
+
+    def begin(self):
+        pass  # a subclass may prepare something
+
+    def _arrived(self, p):
+        pass  # or send
 
     def all_reduce(self, tensor: torch.Tensor, what: str = "gradients", op=dist.ReduceOp.AVG) -> dist.Work:
         "Start to average a tensor over the ranks, in place. (AVG is sum and division in one.)"
@@ -113,9 +117,6 @@ class _Replica(nn.Module):
 class AfterBackward(_Replica):
     "DDP, first try: when backward is over, one all-reduce for each parameter, one after the other."
 
-    def begin(self):
-        pass
-
     def finish(self):
         used_here = [p.grad is not None for p in self.params]
         for p, used in zip(self.params, self.used_anywhere(used_here)):
@@ -131,19 +132,14 @@ class Overlapped(_Replica):
     def __init__(self, module: nn.Module):  # rank 0's weights go to all
         super().__init__(module)
         self.groups = self.group(self.params)  # what travels together
-        for p in self.params:
-            p.register_post_accumulate_grad_hook(self._arrived)
 
     def begin(self):
         self.line = deque(self.groups)  # not sent yet
-        self.here = set()  # parameters whose gradient is complete
         self.sent = []  # (work, tensor, group)
 
     def _arrived(self, p):
-        if self.active:
-            self.here.add(p)
-            while self.line and self.here.issuperset(self.line[0]):
-                self._send(self.line.popleft())
+        while self.line and self.here.issuperset(self.line[0]):
+            self._send(self.line.popleft())
 
     def _send(self, group):
         tensor = self.pack(group)
@@ -244,6 +240,7 @@ class CountCollectives(TorchDispatchMode):
         if func.namespace == "c10d":
             name = func.overloadpacket.__name__.strip("_")
             self.calls[name] += 1
+            # what goes in and what comes out: the larger is the whole
             sizes = [sum(t.nbytes for t in tree_leaves(arg) if torch.is_tensor(t)) for arg in args]
             self.bytes[name] += max(sizes, default=0)
         return func(*args, **(kwargs or {}))
@@ -343,18 +340,18 @@ def settle_buckets(
         ddp(x, y)[1].backward()
     ddp.zero_grad(set_to_none=True)
 
-# %% ../../nbs/13_ddp.ipynb #train-together
+# %% ../../nbs/13_ddp.ipynb #wraps
 WRAPS = {
     "alone": lambda model, world: model,
     "after": lambda model, world: AfterBackward(model),
     "overlapped": lambda model, world: Overlapped(model),
     "buckets": lambda model, world: Bucketed(model, bucket_mb=0.25),
-    "ddp": partial(wrap_ddp, bucket_mb=0.25),
-    "fsdp": wrap_fsdp,
-    "fsdp bf16": partial(wrap_fsdp, dtype=torch.bfloat16),
+    "ddp": lambda model, world: wrap_ddp(model, world, bucket_mb=0.25),
+    "fsdp": lambda model, world: wrap_fsdp(model, world),
+    "fsdp bf16": lambda model, world: wrap_fsdp(model, world, torch.bfloat16),
 }
 
-
+# %% ../../nbs/13_ddp.ipynb #train-together
 def train_together(
     world: World,
     how: str,  # one of WRAPS; alone: nobody talks to anybody
@@ -362,7 +359,7 @@ def train_together(
     steps: int = 3,
     rows: int = 12,  # in the whole batch
     micro_batch_size: int | None = None,  # rows per micro-step of a rank
-    sync: str = "last",  # in the last micro-step; "every": in every one; "flag": by `_FlagTooLate`
+    sync: str = "last",  # in the last micro-step; "every": in every one; "flag": by `_set_flag_too_late`
     dtype: torch.dtype = torch.float32,  # of the weights
     autocast: bool = False,  # products in bfloat16
 ) -> dict:
@@ -370,12 +367,16 @@ def train_together(
     torch.manual_seed(world.rank)  # each rank begins with other weights: wrapping must make them equal
     model = WRAPS[how](GPT(GPTConfig(**config)).to(dtype), world)
     optimizer, _ = make_adamw(adamw_groups(model, lr=1e-3))
-    called = _FlagTooLate(model, rows // world.world_size // micro_batch_size) if sync == "flag" else model
-    # ranks average, so each divides by its share of the targets
-    share = rows * config["block_size"] / world.world_size
-    keep_here = partial(no_sync, model) if sync == "last" else nullcontext
-    options = dict(micro_batch_size=micro_batch_size, total=share, no_sync=keep_here, clip=1.0)
-    options["autocast"] = partial(torch.autocast, world.device.type, torch.bfloat16, autocast)
+    if sync == "flag":
+        _set_flag_too_late(model, rows // world.world_size // micro_batch_size)
+    options = dict(
+        micro_batch_size=micro_batch_size,
+        # ranks average, so each divides by its share of the targets
+        total=rows * config["block_size"] / world.world_size,
+        no_sync=partial(no_sync, model) if sync == "last" else nullcontext,
+        autocast=partial(torch.autocast, world.device.type, torch.bfloat16, autocast),
+        clip=1.0,
+    )
     generator = torch.Generator().manual_seed(0)
     losses, seconds = [], []
     for _ in range(steps):
@@ -383,7 +384,7 @@ def train_together(
         mine = batch.chunk(world.world_size)[world.rank]
         start = time.perf_counter()
         with CountCollectives() as count:
-            loss, _ = train_step(called, optimizer, mine[:, :-1], mine[:, 1:], **options)
+            loss, _ = train_step(model, optimizer, mine[:, :-1], mine[:, 1:], **options)
         seconds.append(time.perf_counter() - start)
         if world.world_size > 1:
             dist.all_reduce(loss, op=dist.ReduceOp.AVG)
@@ -423,20 +424,15 @@ def _local(t: torch.Tensor) -> torch.Tensor:
     return t.to_local() if hasattr(t, "to_local") else t
 
 
-class _FlagTooLate(nn.Module):
+def _set_flag_too_late(ddp: nn.Module, micro_steps: int) -> None:
     "build-nanogpt's bug before its pull request 30: the flag is set after forward, when DDP has decided."
+    calls = []
 
-    def __init__(self, ddp: nn.Module, micro_steps: int):
-        super().__init__()
-        self.ddp = ddp
-        self.micro_steps = micro_steps
-        self.calls = 0
+    def after_forward(*_):
+        calls.append(1)
+        ddp.require_backward_grad_sync = len(calls) % micro_steps == 0  # is this the last one?
 
-    def forward(self, *args, **kwargs):
-        out = self.ddp(*args, **kwargs)
-        self.calls += 1
-        self.ddp.require_backward_grad_sync = self.calls % self.micro_steps == 0  # is this the last one?
-        return out
+    ddp.register_forward_hook(after_forward)
 
 # %% ../../nbs/13_ddp.ipynb #several
 def train_several(

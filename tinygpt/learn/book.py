@@ -447,8 +447,8 @@ def _skeleton(definition: Definition) -> str:
 
 # the functions that nbs/more/learn.ipynb begins with, in its order: name -> the idea
 IDEAS = {
-    "Attention.forward": "Cut one product into heads of queries, keys and values, tell the first two where "
-    "they stand, let chapter 04's function attend, and put the heads side by side again.",
+    "apply_rope": "Each pair is a point in the plane, and turning a point needs the cosine and the sine of "
+    "its angle. Look in the docstring which two numbers make a pair.",
     "clip_gradients": "All gradients together are one long vector: take its length, and if that is too much, "
     "multiply every gradient by the same number.",
     "adamw_update": "Keep a running mean of the gradient and one of its square, undo what their start at "
@@ -463,6 +463,8 @@ IDEAS = {
     "each parameter.",
     "make_schedule": "The multiplier goes up, stays, goes down: find the step at which the way down begins, "
     "and say how far along it a step is, from 0 to 1.",
+    "Attention.forward": "Cut one product into heads of queries, keys and values, tell the first two where "
+    "they stand, let chapter 04's function attend, and put the heads side by side again.",
 }
 
 
