@@ -153,8 +153,8 @@ def _damped_step(
     # Huber as weighted squares: distant runs count less
     w = weights * delta / np.maximum(np.abs(residual), delta)
     transposed = (slopes * w[..., None]).swapaxes(1, 2)  # J^T with the weights: (S, 5, n)
-    longer = 1 + damping[:, None, None] * np.eye(5)  # the diagonal, times 1 + lambda
-    curvature = transposed @ slopes * longer + 1e-14 * np.eye(5)  # even where a law ignores a number
+    larger = 1 + damping[:, None, None] * np.eye(5)  # the diagonal, times 1 + lambda
+    curvature = transposed @ slopes * larger + 1e-14 * np.eye(5)  # even where a law ignores a number
     step = np.linalg.solve(curvature, transposed @ residual[..., None])[..., 0]
     return step.clip(-2, 2)
 
