@@ -2879,7 +2879,7 @@ SLIPS = [
     Slip(
         "scaling",
         "_damped_step",
-        "weights * np.minimum(1, delta / far)",
+        "weights * delta / np.maximum(np.abs(residual), delta)",
         "weights",
         "squares: one run bends all",
     ),

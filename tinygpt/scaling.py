@@ -125,8 +125,7 @@ def _log_loss(
     "Each law's ln L (S, n), and its slopes along the five numbers (S, n, 5)."
     e, a, b, alpha, beta = theta.T[..., None]  # (S, 1) each
     terms = np.stack(np.broadcast_arrays(e, a - alpha * x, b - beta * y), axis=-1)  # (S, n, 3)
-    top = terms.max(-1, keepdims=True)  # so that no exp overflows
-    total = top + np.log(np.exp(terms - top).sum(-1, keepdims=True))
+    total = np.logaddexp.reduce(terms, axis=-1, keepdims=True)
     share = np.exp(terms - total)  # each term's share of the loss
     # along ln E, ln A, ln B: the share itself
     slopes = [share, -x[:, None] * share[..., 1:2], -y[:, None] * share[..., 2:]]
@@ -152,13 +151,11 @@ def _damped_step(
     said, slopes = _log_loss(theta, x, y)
     residual = target - said
     # Huber as weighted squares: distant runs count less
-    far = np.maximum(np.abs(residual), 1e-300)
-    w = weights * np.minimum(1, delta / far)
-    curvature = np.einsum("sni,sn,snj->sij", slopes, w, slopes)  # J^T J of each walk
-    downhill = np.einsum("sni,sn->si", slopes, w * residual)  # J^T r
-    diagonal = np.einsum("sii->si", curvature)
-    damped = damping[:, None] * diagonal + 1e-14  # even where a law ignores a number
-    step = np.linalg.solve(curvature + damped[..., None] * np.eye(5), downhill[..., None])[..., 0]
+    w = weights * delta / np.maximum(np.abs(residual), delta)
+    transposed = (slopes * w[..., None]).swapaxes(1, 2)  # J^T with the weights: (S, 5, n)
+    larger = 1 + damping[:, None, None] * np.eye(5)  # the diagonal, times 1 + lambda
+    curvature = transposed @ slopes * larger + 1e-14 * np.eye(5)  # even where a law ignores a number
+    step = np.linalg.solve(curvature, transposed @ residual[..., None])[..., 0]
     return step.clip(-2, 2)
 
 # %% ../nbs/21_scaling.ipynb #descend
