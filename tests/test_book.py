@@ -363,7 +363,7 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
         "README.md",
         "99_new.ipynb: the index does not list it",
         "nbs/more/00_support.ipynb: not clean",
-        "commands-md: chapters or citation are not up to date",
+        "cite-md: chapters or citation are not up to date",
         "00_support.ipynb: the line under its title is not up to date",
         "11_schedule.ipynb: not in the form that Jupyter writes",
         "no stored picture",
