@@ -341,8 +341,8 @@ def test_the_sync_check_sees_what_is_out_of_step(copy):
     edit(first, run_and_moved)
 
     def another_version(nb):
-        last = nb["cells"][-1]
-        last["source"] = "".join(last["source"]).replace("version = {", "version = {9.")
+        (cite,) = (cell for cell in nb["cells"] if cell["id"] == "cite-md")
+        cite["source"] = "".join(cite["source"]).replace("version = {", "version = {9.")
 
     edit(copy / "nbs/index.ipynb", another_version)
 
