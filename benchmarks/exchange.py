@@ -170,6 +170,10 @@ def show(record: Exchange):
     if len(both := gelu.keys() & swiglu.keys()) > 1:
         ahead = interval(gelu[seed] - swiglu[seed] for seed in both)
         print("20. GELU minus SwiGLU, both by fan-in: {:+.4f} ± {:.4f}".format(*ahead))
+        before = {seed: found["gelu"][seed] - reference[seed] for seed in both}
+        lost = interval(before[seed] - (gelu[seed] - swiglu[seed]) for seed in both)
+        print("    on these seeds it was {:+.4f} ± {:.4f}".format(*interval(before.values())), end="")
+        print(", and falls by {:.4f} ± {:.4f}".format(*lost))
 
 
 def main():
