@@ -28,7 +28,8 @@ $(VENV)/.installed: setup.py settings.ini pyproject.toml constraints.txt | $(PY)
 	@echo ok > $@
 
 $(VENV)/.installed-dev: setup.py settings.ini pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install -q -c constraints.txt -e ".[dev]"
+	$(PY) -m pip install -q --no-compile -c constraints.txt -e ".[dev]"
+	-@$(PY) -m compileall -qq -j 0 $(VENV)  # on all cores: pip uses one; a few packages hold files that are no Python
 	@echo ok > $@
 	@echo ok > $(VENV)/.installed
 

@@ -250,7 +250,7 @@ def test_the_outputs_that_answer_a_question_are_hidden_and_no_others():
     "path, after", list(zip(SPINE, [*SPINE[1:], ROOT / "nbs/index.ipynb"])), ids=lambda p: p.stem
 )
 def test_go_on_leads_along_the_spine(path, after):
-    text = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown")
+    text = "\n".join(c.source for c in pages.read(path).cells if c.cell_type == "markdown")
     end = text[text.rindex("**Next") :]
     assert f"]({after.name})" in end, f"{path.name} does not lead to {after.name}"
 
@@ -351,7 +351,6 @@ def test_export_brings_package_headers_and_readme_back_in_step(copy):
     exported[-1].source += "\n# one line more" * 30
     nbformat.write(nb, page)
     (copy / "README.md").write_text("old")
-    assert check(copy)[0] == 1
     sync(copy, "python", "tools/book.py", "export")
     assert check(copy) == (0, "package and notebooks: in sync and clean\n")
     assert (copy / "tinygpt/schedule.py").read_text().count("# one line more") == 30
@@ -419,17 +418,18 @@ def test_forked_kernels_share_nothing_but_what_was_imported(tmp_path, capfd):
         "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()",
         f"open('pids', 'a').write(f'{{os.getpid()}} ')\nassert os.getcwd() == {str(tmp_path)!r}",
     ]
-    page = tmp_path / "page.ipynb"
+    page, dies = tmp_path / "page.ipynb", tmp_path / "dies.ipynb"
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbformat.write(nb, page)
-    assert book.run([page, page], write=False, jobs=2) == 0
+    nb.cells[-1].source = "os._exit(1)"
+    nbformat.write(nb, dies)
+    assert book.run([page, page, dies], write=False, jobs=2)
+    said = capfd.readouterr()
+    assert said.out.endswith("; failed: dies.ipynb\n")  # a kernel that dies is one that fails
     pids = (tmp_path / "pids").read_text().split()
     assert len(set(pids)) == 2
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)  # they end with their pages
-    assert capfd.readouterr().err == ""
-    nb.cells[-1].source = "os._exit(1)"
-    nbformat.write(nb, page)
-    assert book.run([page], write=False, jobs=2)  # a kernel that dies is one that fails
+    assert said.err == ""
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -464,7 +464,7 @@ def test_links_between_pages_lead_somewhere():
         ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")
     }
     for page in [ROOT / "nbs/index.ipynb", *ORDER]:
-        cells = nbformat.read(page, as_version=4).cells
+        cells = pages.read(page).cells
         texts[page] = "\n".join(c.source for c in cells if c.cell_type == "markdown")
     for page, text in texts.items():
         for link in re.findall(r"\]\(([^)#\s]+)", text):

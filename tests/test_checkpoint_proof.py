@@ -40,8 +40,10 @@ def assert_exact(cases, results):
         assert result["same"], case
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("loader", LOADERS)
+# the test after this one tries all pairs
+@pytest.mark.parametrize(
+    "optimizer, loader", [("adamw", "shard"), ("adamw", "stream"), ("muon", "random"), ("muon", "stream")]
+)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, optimizer, loader):
     cases = [dict(optimizer=optimizer, loader=loader, stop=stop, steps=14, bad_step=3) for stop in STOPS]
     assert_exact(cases, prove_resume(World(), tmp_path, cases))

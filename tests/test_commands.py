@@ -32,6 +32,7 @@ def test_the_commands_are_those_of_the_settings():
 
 # imports torch once; a fork for each command runs it as `python -m` does, with nobody who reads its output
 HELP = """
+import gc
 import os
 import runpy
 import sys
@@ -41,6 +42,7 @@ import tyro
 
 import tinygpt.model
 
+gc.freeze()  # at its end a child need not look through what was imported here
 for module in sys.argv[1:]:
     if child := os.fork():
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

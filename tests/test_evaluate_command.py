@@ -237,10 +237,12 @@ def test_what_is_said_about_token_files_and_folders_of_documents_leads_to_a_scor
     (folder / "a.jsonl").write_text("\n".join(lines))
     assert call(run, "--data", folder) == 2
     said = re.search(r"python -m tinygpt.data (prepare .*) FOLDER, and give FOLDER", capsys.readouterr().err)
-    assert prepare([*shlex.split(said[1]), str(tokens), "--tokenizer", "bpe", "--vocab-size", "260"]) == 0
+    alone = ["--workers", "0"]  # worker processes would take seconds to start
+    small = ["--tokenizer", "bpe", "--vocab-size", "260", *alone]
+    assert prepare([*shlex.split(said[1]), str(tokens), *small]) == 0
     assert call(run, "--data", tokens) == 2
     said = re.search(r"python -m tinygpt.data prepare TEXT FOLDER (.*)", capsys.readouterr().err)
-    again = ["prepare", str(folder), str(run.parent / "again"), *shlex.split(said[1])]
+    again = ["prepare", str(folder), str(run.parent / "again"), *shlex.split(said[1]), *alone]
     assert prepare(again) == 0 and call(run, "--data", run.parent / "again") == 0
 
 

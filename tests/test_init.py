@@ -199,8 +199,8 @@ def coordinate(scheme, width, lr_by_fan_in, steps=3):
 
 
 def test_coordinate_check_mup_keeps_its_activations_as_the_width_grows_and_gpt2_does_not():
-    mup = coordinate("mup", 1024, True) / coordinate("mup", 64, True)
-    plain = coordinate("gpt2", 1024, False) / coordinate("gpt2", 64, False)
+    mup = coordinate("mup", 512, True) / coordinate("mup", 32, True)
+    plain = coordinate("gpt2", 512, False) / coordinate("gpt2", 32, False)
     assert (mup < 2).all() and (mup > 0.4).all(), mup
     assert (plain > 4).any(), plain
 

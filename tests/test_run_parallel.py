@@ -747,11 +747,8 @@ def workers_of(folder, name):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_ends_the_run_and_a_survivor_names_it_and_the_checkpoint(place, victim):
     name, env = f"killed{victim}", os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [
-        *TORCHRUN,
-        "3",
-        *flags(place, name, "--max-steps", "100000", "--save-every", "5", "--keep", "2"),
-    ]
+    steps = ["--max-steps", "100000", "--save-every", "5", "--keep", "2"]
+    command = [*TORCHRUN, "2", *flags(place, name, *steps)]
     run = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

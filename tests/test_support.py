@@ -460,7 +460,7 @@ def test_a_line_is_in_the_file_before_the_command_ends(alone, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding, said", [("ascii", "caf? ?"), ("latin-1", "café ?"), ("utf-8", "café 中")])
+@pytest.mark.parametrize("encoding, said", [("latin-1", "café ?"), ("utf-8", "café 中")])
 def test_a_character_that_the_output_cannot_write_becomes_a_question_mark(alone, encoding, said):
     env = {"PYTHONIOENCODING": encoding}
     process = start_writer("--text", "café 中", env=env, stdout=subprocess.PIPE)

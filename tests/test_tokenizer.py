@@ -238,7 +238,7 @@ def test_the_trainer_equals_rustbpe_on_random_text(texts, n):
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", [GPT2_PATTERN, SPLIT_PATTERN])
 def test_the_trainer_equals_rustbpe_on_real_text(pattern):
-    texts = SPEECHES[::20]
+    texts = SPEECHES[::50]  # the fewer, the more pairs are tied
     ours = merges_to_vocab(train_bpe(texts, 1024, pattern))
     assert ours == BPETokenizer.train(texts, 1024, pattern).vocab[:-1]
 
@@ -251,8 +251,9 @@ def test_a_trained_vocabulary_has_the_size_asked_for_eot_last_and_smaller_ones_a
 
 
 @pytest.mark.slow
-def test_encoding_replays_the_merges_in_the_order_learned(bpe):
-    merges = train_bpe(SPEECHES[::10], 1024)
+def test_encoding_replays_the_merges_in_the_order_learned():
+    texts = SPEECHES[::50]
+    bpe, merges = BPETokenizer.train(texts, 1024), train_bpe(texts, 1024)
     rank = {pair: 256 + k for k, pair in enumerate(merges)}
 
     def replay(piece):

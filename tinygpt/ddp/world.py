@@ -344,6 +344,7 @@ def _child(fn, args, rank, world_size, port, folder, deadline, threads, device, 
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
+    gc.freeze()  # `close_world` need not look through what was imported before
     os.environ.clear()
     os.environ.update(environment)
     # what torchrun would have set
