@@ -1,6 +1,6 @@
 """Where training and validation part: a small model on one address, on all addresses, and with dropout.
 
-    python benchmarks/little_text.py   # goes on where its record ends; five minutes of one core
+    python benchmarks/little_text.py   # goes on where its record ends; eight minutes of one core
 
 The model is chapter 19's: two blocks, 64 wide, rows of 64 tokens, eight of them a step. It is trained with
 AdamW for 250 steps, at the chapter's rate, 0.004, which stays constant after ten steps of warm-up. The seed
