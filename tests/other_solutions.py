@@ -260,7 +260,13 @@ return X.to(G.dtype)
         },
     ],
     "06_model": [
+        # as a learner writes it who has read Hugging Face's rotate_half
         {
+            "apply_rope": """
+cos, sin = (torch.cat((t, t), dim=-1) for t in rope.to(x.dtype))
+half = x.shape[-1] // 2
+return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+""",
             "Attention.forward": """
 c = self.config
 if c.position == "rope" and rope is None:
@@ -283,8 +289,14 @@ y = y.transpose(1, 2).flatten(2)
 return drop(self.c_proj(y), c.dropout, self.training)
 """,
         },
-        # the norm before the rotation, which keeps lengths; RMSNorm by hand
+        # the norm before the rotation, which keeps lengths; RMSNorm by hand; pairs as complex numbers
         {
+            "apply_rope": """
+wide = torch.promote_types(x.dtype, torch.float32)
+real, imaginary = x.to(wide).chunk(2, dim=-1)
+turned = torch.complex(real, imaginary) * torch.complex(*rope.to(wide))
+return torch.cat((turned.real, turned.imag), dim=-1).to(x.dtype)
+""",
             "Attention.forward": """
 cfg = self.config
 if rope is None and cfg.position == "rope":
