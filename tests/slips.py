@@ -2270,7 +2270,7 @@ SLIPS = [
     ),
     Slip(
         "generate.sample",
-        "draw_tokens",
+        "_own_numbers",
         ".clamp_(max=1 - 2**-24)",
         "",
         "where the only token has the largest number, one without probability comes",
@@ -2284,7 +2284,7 @@ SLIPS = [
     ),
     Slip(
         "generate.sample",
-        "draw_tokens",
+        "_own_numbers",
         "x &= 2**32 - 1",
         "x &= 2**16 - 1",
         "half of the bits are lost",

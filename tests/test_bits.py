@@ -1,6 +1,7 @@
-"""What is as PyTorch's to the last bit because the order of operations is PyTorch's.
+"""What is as PyTorch's to the last bit because the order of operations is PyTorch's; and what is fast.
 
-Another order is as right and has other last digits, so these are not among the tests that judge a learner.
+Another order is as right and has other last digits, and what is slower is as right. So these are not among
+the tests that judge a learner.
 """
 
 import pytest
@@ -10,6 +11,7 @@ from torch_runs import change_over, fifty_steps, fifty_steps_of_muon, many_steps
 
 import tinygpt.accumulate as accumulate
 import tinygpt.adamw as adamw
+import tinygpt.generate.sample as sample
 import tinygpt.muon as muon
 
 
@@ -54,3 +56,13 @@ def test_fifty_steps_of_muon_round_as_torchs_do(nesterov, scale, theirs, weight_
     # 0 apart where it was measured; a CPU with bfloat16 units may round a sum the other way
     for p, q, _ in fifty_steps_of_muon(muon.Muon, nesterov, scale, theirs, weight_decay):
         torch.testing.assert_close(p, q, atol=2e-4, rtol=0)
+
+
+def test_top_k_puts_no_more_than_k_in_order(monkeypatch):
+    "Sorting 50,000 scores takes longer than many a model's step."
+    asked, topk = [], torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    monkeypatch.setattr(torch.Tensor, "topk", lambda self, k: asked.append(k) or topk(self, k))
+    sample.sampling_probs(torch.randn(2, 1000), 0.8, top_k=7)
+    sample.sampling_probs(torch.randn(2, 1000), 0.8, top_k=7, top_p=0.9)
+    assert asked == [7, 7]

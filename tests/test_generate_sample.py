@@ -1,5 +1,6 @@
 """Draws follow the probabilities, a cache changes nothing, and rows of a batch are what they are alone."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,9 @@ from tinygpt.generate.sample import (
     decode_rows,
     draw_tokens,
     generate_batch,
+    likeliest,
+    look_up,
+    next_tokens,
     sampling_probs,
     seeded_rows,
     show_rows,
@@ -50,6 +54,48 @@ def model():
     return opinionated(VARIANTS["gpt2"])
 
 
+SIX = torch.tensor([0.5, 0.3, 0.1, 0.06, 0.03, 0.01])
+
+
+@pytest.mark.parametrize(
+    "how, expected",
+    [
+        (dict(temperature=0.5), [0.705, 0.254, 0.028, 0.010, 0.003, 0]),  # the squares, and their shares
+        (dict(top_k=2), [0.625, 0.375, 0, 0, 0, 0]),
+        (dict(top_p=0.85), [0.556, 0.333, 0.111, 0, 0, 0]),
+        (dict(temperature=0.5, top_p=0.85), [0.735, 0.265, 0, 0, 0, 0]),  # temperature first: two hold 0.959
+        (dict(top_k=3, top_p=0.85), [0.625, 0.375, 0, 0, 0, 0]),  # top-k first: of 0.9, two hold 0.889
+        (dict(temperature=0), [1, 0, 0, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_by_hand_the_probabilities_of_six_tokens_in_any_order_and_in_rows(how, expected):
+    logits, expected = SIX.log(), torch.tensor(expected)
+    places = torch.tensor([[3, 0, 5, 1, 4, 2], [0, 1, 2, 3, 4, 5]])  # the first row is not sorted
+    given = logits[places]
+    for scores, wanted in ((logits, expected), (given, expected[places])):
+        before = scores.clone()
+        got = sampling_probs(scores, **how)
+        assert got.shape == scores.shape and got.is_floating_point(), f"{got.dtype} of {tuple(got.shape)}"
+        assert torch.equal(scores, before), "the scores that were given have changed"
+        said = [[round(x, 3) for x in row] for row in (got.tolist() if got.dim() > 1 else [got.tolist()])]
+        assert (got - wanted).abs().max() < 1e-3, f"{said} instead of {wanted.tolist()}"
+
+
+def test_by_hand_where_a_context_of_eight_begins():
+    found = [context_start(n, 8) for n in range(1, 18)]
+    assert found == [0] * 8 + [4] * 4 + [8] * 4 + [12], f"after 1 to 17 tokens it begins at {found}"
+    assert [context_start(n, 1) for n in (1, 2, 3)] == [0, 1, 2]
+
+
+def test_of_equal_scores_the_first_is_the_likeliest_in_each_row():
+    found = likeliest(torch.tensor([[[0.0, 2.0, 2.0], [1.0, 0.0, 0.0]]]))
+    assert found.shape == (1, 2), (
+        f"scores of shape (1, 2, 3) have a shape of {tuple(found.shape)}, not (1, 2)"
+    )
+    assert found.tolist() == [[1, 0]]
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.floats(-20, 20), min_size=1, max_size=30),
@@ -76,19 +122,6 @@ def test_top_p_keeps_the_smallest_set_that_holds_p():
         got = sampling_probs(probs.log(), top_p=top_p)
         assert (got > 0).sum() == kept, top_p
         torch.testing.assert_close(got[:kept], probs[:kept] / probs[:kept].sum())
-
-
-@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6])
-def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
-    logits = torch.tensor([[3.0, 2.9, -5.0], [-4.0, -4.0, -9.0]])
-    probs = sampling_probs(logits, temperature)
-    torch.testing.assert_close(probs, torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0]]))
-
-
-@pytest.mark.parametrize("temperature", [1e6, 1e39, 1e300])
-def test_a_huge_temperature_makes_all_alike_but_brings_back_nothing_impossible(temperature):
-    probs = sampling_probs(torch.tensor([3.0, -torch.inf, -5.0]), temperature)
-    torch.testing.assert_close(probs, torch.tensor([0.5, 0.0, 0.5]), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("top_k", [0, 4, 5, 1000])
@@ -128,14 +161,17 @@ def test_the_cuts_are_those_of_a_full_sort_also_with_many_ties(temperature, top_
     np.testing.assert_allclose(got.view(6, 500).numpy(), want, rtol=2e-5, atol=1e-9)
 
 
-def test_top_k_puts_no_more_than_k_in_order(monkeypatch):
-    "Sorting 50,000 scores takes longer than many a model's step."
-    asked, topk = [], torch.Tensor.topk
-    monkeypatch.setattr(torch.Tensor, "sort", None)
-    monkeypatch.setattr(torch.Tensor, "topk", lambda self, k: asked.append(k) or topk(self, k))
-    sampling_probs(torch.randn(2, 1000), 0.8, top_k=7)
-    sampling_probs(torch.randn(2, 1000), 0.8, top_k=7, top_p=0.9)
-    assert asked == [7, 7]
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6])
+def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
+    logits = torch.tensor([[3.0, 2.9, -5.0], [-4.0, -4.0, -9.0]])
+    probs = sampling_probs(logits, temperature)
+    torch.testing.assert_close(probs, torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0]]))
+
+
+@pytest.mark.parametrize("temperature", [1e6, 1e39, 1e300])
+def test_a_huge_temperature_makes_all_alike_but_brings_back_nothing_impossible(temperature):
+    probs = sampling_probs(torch.tensor([3.0, -torch.inf, -5.0]), temperature)
+    torch.testing.assert_close(probs, torch.tensor([0.5, 0.0, 0.5]), atol=1e-5, rtol=0)
 
 
 # draws
@@ -229,26 +265,6 @@ def test_a_rounding_of_the_scores_changes_no_draw_though_there_are_many_tokens()
     assert not torch.equal(*[torch.searchsorted(e, u) for e in ends])
 
 
-def test_a_row_uses_one_number_for_each_token_it_draws_and_none_for_one_that_is_given(model):
-    rows = seeded_rows([[1, 2, 3], [4] * 9], seed=7, forced=[5, 6])
-    for _ in decode_rows(model, rows, 10, temperature=0.9, top_k=40):
-        pass
-    for i, row in enumerate(rows):
-        generator = torch.Generator().manual_seed(7 + i)
-        for _ in range(8):
-            torch.randint(2**32, (1,), generator=generator)
-        assert torch.equal(row.generator.get_state(), generator.get_state())
-
-
-@pytest.mark.parametrize("how", [dict(temperature=0), dict(top_k=5), dict(top_p=0.9), dict(logprobs=3)])
-def test_a_step_makes_the_host_wait_no_more_often_for_more_rows(model, how):
-    def write(rows):
-        for _ in decode_rows(model, seeded_rows([[1, 2]] * rows, seed=0), 6, **how):
-            pass
-
-    assert host_reads(lambda: write(1)) == host_reads(lambda: write(9)) <= 6
-
-
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_seed_means_the_same_on_a_gpu():
@@ -267,6 +283,34 @@ def test_a_seed_means_the_same_on_a_gpu():
         logprobs.append(torch.tensor([row.logprobs for row in rows]))
     assert texts[0] == texts[1]
     torch.testing.assert_close(*logprobs, atol=1e-3, rtol=0)
+
+
+def test_by_hand_each_row_takes_its_key_from_its_own_generator_unless_its_token_is_forced():
+    logits = SIX.log().expand(12, 6)
+
+    def twelve():
+        rows = seeded_rows([[0]] * 12, seed=3)
+        rows[1].forced = [5]
+        return rows
+
+    assert next_tokens(logits, twelve(), 0, 0, 1.0) == [0, 5, *[0] * 10]
+    own = [torch.Generator().manual_seed(3 + r) for r in range(12)]
+    keys = torch.cat([torch.randint(2**32, (1,), generator=generator) for generator in own])
+    for how in ((1.0, 0, 1.0), (3.0, 0, 1.0), (0.3, 0, 1.0), (3.0, 4, 1.0), (3.0, 0, 0.9)):
+        wanted = draw_tokens(sampling_probs(logits, *how), keys).tolist()
+        wanted[1] = 5  # is forced
+        found = next_tokens(logits, twelve(), *how)
+        said = f"temperature {how[0]}, top_k {how[1]}, top_p {how[2]}"
+        assert found == wanted, f"at {said} the rows' keys draw {wanted}, not {found}"
+
+
+def test_by_hand_the_log_probabilities_of_two_tokens():
+    logits = torch.stack((SIX.log() + 7, SIX.flip(0).log()))  # the first row's do not add up to 1
+    for r, (own, likely) in enumerate(look_up(logits, [1, 5], 2)):
+        wanted = ([math.log(0.3), math.log(0.5)][r], [{0: 0.5, 1: 0.3}, {5: 0.5, 4: 0.3}][r])
+        assert own == pytest.approx(wanted[0], abs=1e-5), f"row {r}: {own:.3f} instead of {wanted[0]:.3f}"
+        shares = {token: math.exp(value) for token, value in likely.items()}
+        assert shares == pytest.approx(wanted[1], abs=1e-5), f"row {r}: {shares} instead of {wanted[1]}"
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
@@ -308,6 +352,18 @@ def test_the_scores_with_a_cache_are_those_without_at_every_length(name):
     with torch.no_grad():
         for n in (1, 2, 5, *range(6, 61)):  # also several columns in one go
             torch.testing.assert_close(cached(ids[:, :n]), plain(ids[:, :n]), rtol=1e-4, atol=2e-4)
+
+
+def test_past_the_edge_of_the_context_half_of_it_runs_once_and_then_only_what_is_new(model):
+    ran, ids = [], torch.zeros(1, 26, dtype=torch.int64)
+    hook = model.register_forward_hook(lambda module, args, output: ran.append(args[0].shape[1]))
+    scores = NextLogits(model)
+    with torch.no_grad():
+        for n in range(10, 27):
+            scores(ids[:, :n])
+    hook.remove()
+    wanted = [10] + 6 * [1] + [9] + 7 * [1] + [9, 1]  # the context is 16
+    assert ran == wanted, f"with 10 to 26 tokens {ran} run, not {wanted}"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -571,6 +627,27 @@ def test_log_probabilities_are_those_of_full_passes_whatever_the_draw_was(name):
             assert row.top[i].keys() == set(ids.tolist()) or values.diff().abs().min() < 1e-3
 
 
+def test_a_row_uses_one_number_for_each_token_it_draws_and_none_for_one_that_is_given(model):
+    rows = seeded_rows([[1, 2, 3], [4] * 9], seed=7, forced=[5, 6])
+    for _ in decode_rows(model, rows, 10, temperature=0.9, top_k=40):
+        pass
+    for i, row in enumerate(rows):
+        generator = torch.Generator().manual_seed(7 + i)
+        for _ in range(8):
+            torch.randint(2**32, (1,), generator=generator)
+        same = torch.equal(row.generator.get_state(), generator.get_state())
+        assert same, f"row {i} drew 8 tokens, so 8 keys leave its generator, each by randint(2**32, (1,))"
+
+
+@pytest.mark.parametrize("how", [dict(temperature=0), dict(top_k=5), dict(top_p=0.9), dict(logprobs=3)])
+def test_a_step_makes_the_host_wait_no_more_often_for_more_rows(model, how):
+    def write(rows):
+        for _ in decode_rows(model, seeded_rows([[1, 2]] * rows, seed=0), 6, **how):
+            pass
+
+    assert host_reads(lambda: write(1)) == host_reads(lambda: write(9)) <= 6
+
+
 def test_forced_tokens_use_no_draw_and_the_rest_is_as_after_a_prompt_that_has_them(model):
     [row] = seeded_rows([[5, 6]], seed=8, forced=[7, 8, 9])
     for _ in decode_rows(model, [row], 10):
@@ -654,6 +731,24 @@ def stopped(text: str, stop: list[str]) -> str:
 
 
 LETTERS = st.text("ab\n", max_size=12)
+
+
+@pytest.mark.parametrize(
+    "text, stop, shown, waits",
+    [
+        ("nothing here", ["Q:"], "nothing here", ""),
+        (" so. Q", ["Question:"], " so. ", "Q"),  # it may become one
+        (" so. Question: and", ["Question:"], " so. ", None),
+        ("x=aab", ["aabc"], "x=", "aab"),  # the longest that may, not only its last letter
+        ("abcde", ["bcd", "c"], "ab", None),  # "c" is complete first, though "bcd" begins first
+        ("ends. \n", ["\n\n", "."], "ends", None),
+        ("text", [], "text", ""),
+        ("", ["Q:"], "", ""),
+    ],
+)
+def test_by_hand_what_of_a_text_may_be_shown(text, stop, shown, waits):
+    found = split_at_stop(text, stop)
+    assert found == (shown, waits), f"of {text!r} with {stop} it is {found}, not {(shown, waits)}"
 
 
 @settings(deadline=None, max_examples=300)

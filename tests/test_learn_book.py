@@ -204,6 +204,10 @@ class Public:
         "Nothing to learn."
         self.x = None
 
+    def runs(self):
+        "For this chapter's lesson: what a picture shows."
+        return self.x
+
     def abstract(self):
         "What a subclass does."
 

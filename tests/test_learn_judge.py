@@ -203,7 +203,7 @@ def test_an_endless_loop_is_named_and_the_others_are_still_judged(project):
     result, _ = verdicts(project, seconds=2.0, total="while True: pass", scale="return 11 * x")
     expected = dict(add="passes", total="fails", scale="fails", elsewhere="passes", unused="hole")
     assert states(result) == expected
-    said = "endless loop? A test was stopped after 2 s: the total of three (it was in total)"
+    said = "endless loop, or far too slow? A test was stopped after 2 s: the total of three (it was in total)"
     assert result["total"].why == said
 
 
@@ -226,10 +226,34 @@ SLOW = """
 def test_what_computes_slowly_on_a_busy_machine_is_not_taken_for_waiting(project):
     endless = SLOW.format(seconds="math.inf").replace("import time", "import math, time")
     result, _ = verdicts(project, seconds=0.4, scale=endless)
-    assert result["scale"].why.startswith("endless loop? A test was stopped after 0.4 s")
+    assert result["scale"].why.startswith("endless loop, or far too slow? A test was stopped after 0.4 s")
     # one test calls it three times, which takes longer than five times 0.4 s
     result, _ = verdicts(project, seconds=0.4, scale=SLOW.format(seconds=0.1))
     assert states(result)["scale"] == "passes"
+
+
+IN_A_CHILD = """
+    import subprocess, sys
+    code = {code!r}
+    return int(subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True).stdout)"""
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="another process's computing time is read from /proc")
+def test_a_test_whose_child_process_computes_is_not_taken_for_waiting(project):
+    slow = SLOW.replace("\n    ", "\n").replace("return 10 * x", "print({result})")
+    # as `SLOW`, in a process of its own: the test itself computes nothing for twice five times 0.4 s
+    child = slow.format(seconds=0.4, result=5)
+    result, _ = verdicts(project, seconds=0.4, elsewhere=IN_A_CHILD.format(code=child))
+    assert states(result)["elsewhere"] == "passes", result["elsewhere"].why
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="another process's computing time is read from /proc")
+def test_a_child_process_that_computes_for_ever_is_an_endless_loop_and_one_that_waits_is_not(project):
+    result, _ = verdicts(project, seconds=0.4, elsewhere=IN_A_CHILD.format(code="while True: pass"))
+    assert result["elsewhere"].why.startswith("endless loop, or far too slow? A test was stopped after 2 s")
+    waits = "import time; time.sleep(1000)"
+    result, _ = verdicts(project, seconds=0.4, elsewhere=IN_A_CHILD.format(code=waits))
+    assert result["elsewhere"].why.startswith("waiting for what never comes? A test was stopped after 2 s")
 
 
 def test_a_loop_that_catches_everything_is_stopped_too(project):

@@ -44,8 +44,8 @@ def accumulate_gradients(
     x: torch.Tensor,  # (rows, T) int64: this process's part of the batch
     y: torch.Tensor,  # (rows, T) int64; -100 is not counted
     micro_batch_size: int | None = None,  # rows per forward, the last may be shorter; None takes all at once
-    # what to divide by: counted targets of the whole batch (over world_size where ranks average);
-    # None: those of `y`
+    # what to divide by: counted targets of the whole batch (over world_size where ranks average, so it may
+    # be below 1, and it is 0 if nothing counts); None: those of `y`
     total: float | torch.Tensor | None = None,
     autocast=contextlib.nullcontext,  # called for a context around forward and loss
     scale=_as_it_is,  # a loss scaler's `scale` (float16)

@@ -97,6 +97,8 @@ def save_checkpoint(
 ) -> Path:
     """Write a complete checkpoint, or nothing. Returns its folder. UserError if the disk is full.
 
+    state.json holds `state`, and what it lacks of: "threads" (torch's number), "versions" ({"torch": ...,
+    "numpy": ...}) and "rng" (a list with this process's). manifest.json is {name of a file: its sha256}.
     All files get the permissions of ordinary ones; safetensors alone would hide its file from others.
     """
     folder, model = Path(folder), unwrap(model)
@@ -124,7 +126,10 @@ def save_checkpoint(
 
 # %% ../nbs/16_checkpoint.ipynb #unwrap
 def unwrap(model: torch.nn.Module) -> GPT:
-    "The plain module inside the wrappers of torch.compile (`_orig_mod`) and DDP (`module`), in any order."
+    """The plain module inside the wrappers of torch.compile (`_orig_mod`) and DDP (`module`), in any order.
+
+    Any module is a wrapper that has such a part, and no weights beside those of the part.
+    """
     while True:
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         # a wrapper has no weights beside those of the inner module
@@ -195,7 +200,11 @@ def _check_place(folder, overwrite):
 
 # %% ../nbs/16_checkpoint.ipynb #verify
 def verify_checkpoint(folder: Path, digest_of=sha256_file) -> str:
-    "What is wrong with the checkpoint at `folder`, in one sentence; an empty string if nothing is."
+    """What is wrong with the checkpoint at `folder`, in one sentence; an empty string if nothing is.
+
+    Wrong are: a manifest.json that cannot be read, does not list model.safetensors, tokenizer.json or
+    state.json, or lists a path out of the folder; a listed file that is missing, or has another digest.
+    """
     folder = Path(folder)
     try:
         manifest = read_json(folder / "manifest.json")
@@ -214,7 +223,10 @@ def verify_checkpoint(folder: Path, digest_of=sha256_file) -> str:
 
 # %% ../nbs/16_checkpoint.ipynb #checkpoints
 def checkpoints(run: Path) -> list[Path]:
-    "The checkpoint folders in a run's folder, oldest first. UserError if it cannot be read."
+    """The checkpoint folders in a run's folder, oldest first. UserError if it cannot be read.
+
+    They are checkpoints/step_<number>, by the number; none if there is no such folder.
+    """
     folder = Path(run) / "checkpoints"
     try:
         found = [p for p in folder.iterdir() if re.fullmatch(r"step_\d+", p.name) and p.is_dir()]
@@ -230,6 +242,7 @@ def rank_by_loss(run: Path) -> list[Path]:
     """The checkpoints of a run that know their validation loss, the lowest first; of equal ones the oldest.
 
     state.json has it as "val_loss", or else val_loss.json, which a run that was stopped gets afterwards.
+    What is not a finite number is no loss.
     """
     losses = {}
     for folder in checkpoints(run):
@@ -271,7 +284,10 @@ def first_good(
     folders: list[Path],  # of checkpoints
     count: int,  # how many, at most
 ) -> list[Path]:
-    "The first `count` of them that are whole. No more are verified, none twice: that reads every byte."
+    """The first `count` of them that are whole, by `verify_checkpoint` with `sha256_once`.
+
+    No more are verified, none twice: that reads every byte.
+    """
     return list(islice((f for f in folders if not verify_checkpoint(f, sha256_once)), count))
 
 
@@ -282,7 +298,8 @@ def prune(
     """Remove the others but the one with the lowest validation loss; return what is left, oldest first.
 
     A damaged one does not count. It stays while it is the newest: the run will write it anew. If none is
-    good, nothing is removed. What a killed call has left (`remove_leftovers`) is removed too.
+    good, nothing is removed. What a killed call has left (`remove_leftovers`) is removed too. UserError for a
+    `keep` below 1.
     """
     if keep < 1:
         raise UserError(f"keep = {keep} would leave nothing to continue from: keep at least 1 checkpoint")
@@ -310,9 +327,10 @@ def load_model(
     device="cpu",
     best: bool = False,  # of a run: the checkpoint with the lowest validation loss; else the newest good one
 ) -> tuple[GPT, Tokenizer, Path]:
-    """(model, tokenizer, checkpoint folder). UserError if there is no good checkpoint.
+    """(model, tokenizer, checkpoint folder). UserError if none is good, or its parts do not fit.
 
-    The model is in eval mode, its weights in the dtype they were saved in.
+    The model is in eval mode, its weights in the dtype they were saved in, and copies: those of `load_file`
+    are the file itself. No random number is drawn.
     """
     folder = find_checkpoint(folder, best)
     config = _read_config(folder)
@@ -381,7 +399,7 @@ def load_training_state(
     """Put weights, optimizer and random generators back; return the rest of the state.
 
     UserError if it is the state of another model, which is compared first, or if the optimizer refuses it;
-    then nothing is changed.
+    then nothing is changed, the random generators included.
     """
     folder = Path(folder)
     model = unwrap(model)
@@ -447,7 +465,11 @@ class _State(dict):
 def read_state(
     folder: Path,  # of a checkpoint
 ) -> dict:
-    "What its state.json holds. UserError where a part is of another kind than it is saved as."
+    """What its state.json holds, as a `_State`. UserError where a part is not of the kind that is saved.
+
+    "step" (0 or more), "rows" and "threads" are whole numbers, "loader", "scaler" and "versions" dicts, and
+    "rng", which must be there, is a list that is not empty.
+    """
     path = folder / "state.json"
     state = _State(read_json(path, remedy=_OTHER))
     state.path = path
@@ -485,7 +507,11 @@ def what_differs(
     world_size: int = 1,  # processes now
     **now,  # more names that the state may have, and their values now
 ) -> list[str]:
-    "What keeps the resumed run from being the same bit for bit, a sentence each; none if nothing is known."
+    """What keeps the resumed run from being the same bit for bit, a sentence each; none if nothing is known.
+
+    A sentence names what differs, before and now: "threads", "processes" (the state has an "rng" of each),
+    "torch" and "numpy" (of "versions"), and each name in `now`.
+    """
     versions = state.get("versions", {})
     pairs = {  # before, now
         "threads": (state.get("threads"), torch.get_num_threads()),

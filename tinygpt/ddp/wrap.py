@@ -32,7 +32,11 @@ from ..support import UserError
 
 # %% ../../nbs/13_ddp.ipynb #show-collectives
 def show_collectives(world: World) -> dict:
-    "For this chapter's lesson: what three collectives make of the numbers 10 r, 10 r + 1, ... of rank r."
+    """What three collectives make of rank r's numbers 10 r, 10 r + 1, ..., one for each rank.
+
+    Under "before", "all-reduce", "reduce-scatter" and "then all-gather", which takes the reduce-scatter's
+    part: float32 tensors, (N,) or, for the part, (1,).
+    """
     mine = 10.0 * world.rank + torch.arange(world.world_size)
     summed = mine.clone()
     dist.all_reduce(summed)
@@ -118,6 +122,7 @@ class AfterBackward(_Replica):
     "DDP, first try: when backward is over, one all-reduce for each parameter, one after the other."
 
     def finish(self):
+        "Average each gradient that some rank has, over all ranks; where no rank has one it stays None."
         used_here = [p.grad is not None for p in self.params]
         for p, used in zip(self.params, self.used_anywhere(used_here)):
             if used:  # on some rank: then all must take part, with zeros where there is none
@@ -134,6 +139,7 @@ class Overlapped(_Replica):
         self.groups = self.group(self.params)  # what travels together
 
     def begin(self):
+        "All groups stand in `line`; no parameter is `here`, and nothing is `sent`."
         self.line = deque(self.groups)  # not sent yet
         self.sent = []  # (work, tensor, group)
 
@@ -146,6 +152,7 @@ class Overlapped(_Replica):
         self.sent.append((self.all_reduce(tensor), tensor, group))
 
     def finish(self):
+        "Send what still stands in line, wait for all, and unpack. Where no rank has a gradient it is None."
         used_here = [p.grad is not None for p in self.params]
         for group in self.line:  # held up by a gradient that did not come
             for p in group:
@@ -183,7 +190,10 @@ class Bucketed(Overlapped):
         super().__init__(module)
 
     def group(self, params: list) -> list[list]:
-        "Fill buckets in order; the tensors of a bucket have one type and device."
+        """Fill buckets in order, each with up to `bucket_bytes`; its tensors have one type and device.
+
+        A tensor that is larger has a bucket to itself.
+        """
         groups = []
         size = 0
         for p in params:
@@ -213,7 +223,10 @@ def claim_gradients(
     params: list,
     by: str,  # what averages them, for the sentence
 ) -> None:
-    "Note who averages these gradients. UserError if another does: both would change one p.grad at a time."
+    """Note who averages these gradients. UserError if another does: both would change one p.grad at a time.
+
+    One that is refused has claimed nothing.
+    """
     for p in params:
         if other := _AVERAGED_BY.get(p):
             remedy = "use one of the two, with a new model (a sharded optimizer lets go by detach())"
@@ -252,7 +265,10 @@ def wrap_ddp(
     bucket_mb: float = 25.0,  # MiB of a bucket
     **options,  # of DistributedDataParallel, such as find_unused_parameters
 ) -> DistributedDataParallel:
-    "torch's DDP: rank 0's weights on all, gradients averaged in buckets while backward runs."
+    """torch's DDP: rank 0's weights on all, gradients averaged in buckets while backward runs.
+
+    Claims the gradients, and lets go of them if DDP fails. Buffers are sent at the start only.
+    """
     params = [p for p in model.parameters() if p.requires_grad]
     claim_gradients(params, "DistributedDataParallel")
     known = inspect.signature(DistributedDataParallel).parameters
@@ -311,7 +327,8 @@ def no_sync(
 ):
     """Around forward and backward of every micro-step but the last: keep its gradients here, whole.
 
-    For `accumulate_gradients(no_sync=...)` and `train_step(no_sync=...)`.
+    For `accumulate_gradients(no_sync=...)` and `train_step(no_sync=...)`. FSDP2's switch is its method
+    `set_requires_gradient_sync`; a plain model has none.
     """
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
         model.set_requires_gradient_sync(False)
@@ -330,6 +347,8 @@ def settle_buckets(
     y: torch.Tensor,  # (rows, T) int64
 ) -> None:
     """One forward and backward that leaves no trace: torch's DDP arranges its buckets before the first step.
+
+    Afterwards no parameter has a gradient, and the CPU's and the GPU's random generators are where they were.
 
     It does so after its first backward, and sums over three ranks or more round differently then.
     Call it at every start, new or resumed.

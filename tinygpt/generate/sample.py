@@ -22,7 +22,7 @@ from ..tokenizer import Tokenizer
 def likeliest(
     logits: torch.Tensor,  # (..., V)
 ) -> torch.Tensor:  # (...) int64
-    "The token with the largest score."
+    "The token with the largest score; of equal ones the first. UserError by `_largest`."
     _largest(logits)
     return logits.argmax(-1)
 
@@ -41,7 +41,11 @@ def sampling_probs(
     top_k: int = 0,  # keep the k likeliest; 0: all
     top_p: float = 1.0,  # keep the smallest set of likeliest tokens that holds this probability; 1: all
 ) -> torch.Tensor:
-    "The probabilities (..., V) of the next token: temperature first, then top-k, then top-p."
+    """The probabilities (..., V) of the next token: temperature first, then top-k, then top-p.
+
+    In float32. No temperature, be it 1e-300 or 1e300, gives NaN, and a score of -infinity has no chance. Of
+    equal scores at an edge the first stay. UserError by `_largest`.
+    """
     logits = logits.float()
     if temperature == 0:
         return torch.nn.functional.one_hot(likeliest(logits), logits.shape[-1]).float()
@@ -187,7 +191,7 @@ def seeded_rows(
     seed: int | None,  # row r draws from a generator of its own, of seed + r; None: another text each time
     forced: list[int] = (),  # ids that must come first, in every row
 ) -> list[Row]:
-    "A row for each prompt."
+    "A row for each prompt, which `check_rows` will look at. UserError for a seed that is no whole number."
     if seed is not None and not isinstance(seed, Integral):
         raise UserError(f"seed = {seed!r}: a whole number, or None for another text each time")
     seeds = [None if seed is None else seed + r for r in range(len(prompts))]
@@ -199,7 +203,12 @@ def check_rows(
     max_new_tokens: int,  # for each row
     vocab_size: int,  # the model's
 ) -> None:
-    "UserError for rows that cannot be written: no prompt, no token, too many forced, or written before."
+    """UserError for what cannot be written.
+
+    That is a prompt that is no list of ids, or empty; an id that the model does not have; more forced tokens
+    than max_new_tokens; a row that is there twice, or was written before; a max_new_tokens that is no whole
+    number, 0 or more.
+    """
     if not is_count(max_new_tokens):
         raise UserError(f"max_new_tokens = {max_new_tokens}: choose a whole number, 0 or more")
     if len(set(rows)) < len(rows) or any(row.new or row.finish for row in rows):
@@ -228,19 +237,27 @@ def _generator(seed: int | None) -> torch.Generator:
     return generator
 
 # %% ../../nbs/18_generate.ipynb #choices
-def draw_tokens(
-    probs: torch.Tensor,  # (..., V), on any device; they need not add up to 1
-    keys: torch.Tensor,  # (...) int64, for each row a random number below 2**32
-) -> torch.Tensor:  # (...) int64, on the device of `probs`
-    "In each row the token that wins a race: each arrives at random, at a rate that is its probability."
-    ids = torch.arange(probs.shape[-1], device=probs.device)
-    x = (ids * 0x9E3779B9 & 2**32 - 1) ^ keys.to(probs.device)[..., None]
+def _own_numbers(keys: torch.Tensor, V: int) -> torch.Tensor:
+    "The number u of each of V tokens in races with these keys: (..., V), above 0 and below 1."
+    x = (torch.arange(V, device=keys.device) * 0x9E3779B9 & 2**32 - 1) ^ keys[..., None]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):  # scramble: Wellons (2018), lowbias32
         x ^= x >> shift
         x *= factor
         x &= 2**32 - 1
     x ^= x >> 16
-    u = x.float().add_(0.5).div_(2**32).clamp_(max=1 - 2**-24)  # never 1: nobody would arrive
+    return x.float().add_(0.5).div_(2**32).clamp_(max=1 - 2**-24)  # never 1: nobody would arrive
+
+
+def draw_tokens(
+    probs: torch.Tensor,  # (..., V), on any device; they need not add up to 1
+    keys: torch.Tensor,  # (...) int64, for each row a random number below 2**32
+) -> torch.Tensor:  # (...) int64, on the device of `probs`
+    """In each row the token that wins a race: each arrives at random, at a rate that is its probability.
+
+    Its random number is the one that `_own_numbers` gives it. A token of probability 0 never comes, also
+    where u is so small that 1 - u would be rounded to 1.
+    """
+    u = _own_numbers(keys.to(probs.device), probs.shape[-1])
     return (probs / -torch.log1p(-u)).argmax(-1)  # the earliest; probability 0 never comes
 
 
@@ -251,7 +268,11 @@ def next_tokens(
     top_k: int,
     top_p: float,
 ) -> list[int]:
-    "The next token of each row: a forced one, the likeliest, or one that is drawn."
+    """The next token of each row: a forced one, the likeliest, or one that is drawn.
+
+    For each token that it draws, and for no other, a row takes one key from its generator:
+    `torch.randint(2**32, (1,), ...)`.
+    """
     forced = [row.next_forced() for row in rows]
     if temperature == 0:  # nothing is drawn
         tokens = likeliest(logits)
@@ -267,9 +288,12 @@ def next_tokens(
 def look_up(
     logits: torch.Tensor,  # (B, V), on any device
     tokens: list[int],  # of each row the one that came
-    top: int,  # how many of the likeliest
+    top: int,  # how many of the likeliest; all, if there are fewer
 ) -> list[tuple[float, dict[int, float]]]:
-    "For each row (its token's log-probability, those of the `top` likeliest)."
+    """For each row (its token's log-probability, those of the `top` likeliest).
+
+    The host waits for the device as often for many rows as for one.
+    """
     logs = logits.float().log_softmax(-1)
     own = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0]
     values, ids = logs.topk(min(top, logs.shape[-1]))
@@ -291,7 +315,9 @@ def decode_rows(
 ) -> Iterator[Row]:
     """Yield a row each time that a token has come to it. A row that has a `finish` leaves the batch.
 
-    Log-probabilities are the model's own, before temperature and cuts. The model is in eval mode meanwhile.
+    Log-probabilities are the model's own, before temperature and cuts; a token that is left out has none.
+    The model is in eval mode meanwhile. Without rows, or with a max_new_tokens of 0, nothing is yielded.
+    UserError by `check_sampling` and `check_rows`, or for a `logprobs` that is no whole number.
     """
     check_sampling(temperature, top_k, top_p)
     check_rows(rows, max_new_tokens, model.config.vocab_size)
