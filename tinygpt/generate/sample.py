@@ -398,7 +398,8 @@ def show_rows(
 ) -> Iterator[tuple[Row, str]]:
     """Yield (row, the piece of its text that may be shown now), and put the pieces together in `row.text`.
 
-    Whole characters only, and nothing that a stop string may still take back.
+    Whole characters only, and nothing that a stop string may still take back. `tokenizer.decode_bytes(ids)`
+    has the bytes of tokens.
     """
     decoders, waits = {}, {}
     for row in steps:
