@@ -29,7 +29,7 @@ $(VENV)/.installed: setup.py settings.ini pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.installed-dev: setup.py settings.ini pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install -q --no-compile -c constraints.txt -e ".[dev]"
-	-@$(PY) -m compileall -qq -j 0 $(VENV)  # on all cores: pip uses one; a few packages hold files that are no Python
+	@$(PY) -c "import compileall; compileall.compile_dir('$(VENV)', quiet=2, workers=0)"  # on all cores; pip uses one
 	@echo ok > $@
 	@echo ok > $(VENV)/.installed
 
