@@ -35,7 +35,8 @@ def schedule_problems(kind, max_steps, warmup_steps, final, cooldown) -> list[st
     """What is wrong with these settings, a sentence each; empty if nothing is.
 
     A sentence names field and value, as in "max_steps = 0". It uses the trainer's names: `schedule` for kind,
-    `final_lr` for final.
+    `final_lr` for final. Right are a max_steps above 0, a warmup_steps from 0 to below it, and a final and a
+    cooldown from 0 to 1, both included.
     """
     problems = []
     if kind not in SCHEDULES:
