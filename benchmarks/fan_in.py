@@ -45,7 +45,8 @@ from tinygpt.run.presets import preset
 from tinygpt.support import interval
 
 CHOOSING, COMPARING, AGAIN = (100,), range(1, 6), range(6, 16)
-RATES, FIRST = (0.002, 0.004), ("0.02", "fan-in")
+RATES = 0.002, 0.004
+FIRST = {"0.02": lambda model: None, "fan-in": by_fan_in}  # what gives a new model these first weights
 HELD_OUT = 50_000
 
 
@@ -53,17 +54,12 @@ def train(first: str, rate: float, seed: int) -> dict:
     "The preset with these first weights of the MLP."
     config = preset("shakespeare-char-cpu")
     config.optim.learning_rate, config.run.seed = rate, seed
-    return train_here(config, HELD_OUT, prepare(first))
-
-
-def prepare(first: str):
-    "What gives a new model these first weights."
-    return by_fan_in if first == "fan-in" else lambda model: None
+    return train_here(config, HELD_OUT, FIRST[first])
 
 
 def train_muon(first: str, rate: float, seed: int) -> dict:
     "The preset `laptop` with these first weights of the MLP and Muon at this rate."
-    return dict(loss=run_start("zero", rate, seed, prepare=prepare(first), **FULL)["loss"])
+    return dict(loss=run_start("zero", rate, seed, prepare=FIRST[first], **FULL)["loss"])
 
 
 def with_muon():

@@ -66,3 +66,16 @@ def test_top_k_puts_no_more_than_k_in_order(monkeypatch):
     sample.sampling_probs(torch.randn(2, 1000), 0.8, top_k=7)
     sample.sampling_probs(torch.randn(2, 1000), 0.8, top_k=7, top_p=0.9)
     assert asked == [7, 7]
+
+
+@pytest.mark.parametrize("total", [2 / 3, 17 / 3])
+def test_a_total_of_thirds_is_not_rounded_to_float32(total):
+    weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
+
+    class Sum(torch.nn.Module):
+        def forward(self, x, y, reduction):
+            return None, (weight * x).sum()
+
+    x = torch.arange(6, dtype=torch.float64).view(3, 2)
+    accumulate.accumulate_gradients(Sum(), x, torch.zeros(3, 2, dtype=torch.int64), 1, total)
+    assert abs(weight.grad.item() - 15 / total) < 1e-12

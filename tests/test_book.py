@@ -79,7 +79,7 @@ def test_the_picture_at_the_top_shows_the_record_and_its_words_say_it():
     assert all(row["kept"] for row in rows) and any(row["noise"] for row in rows)
     told = picture.words(rows)
     assert picture.drawn_words() == told, "run `make export`"
-    title = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[0].source
+    title = pages.read(ROOT / "nbs/index.ipynb").cells[0].source
     assert picture.LINE.search(title)[0] == f"![{told}](images/ladder.png)", "run `make export`"
 
 
@@ -88,12 +88,12 @@ def test_the_map_names_each_chapter_once_and_its_words_say_it():
     assert sorted(named) == [path.stem.replace("_", " ") for path in SPINE]
     told = picture.overview.words()
     assert picture.drawn_words(picture.MAP) == told, "run `make export`"
-    cells = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells
+    cells = pages.read(ROOT / "nbs/index.ipynb").cells
     assert any(f"![{told}](images/map.png)" in cell.source for cell in cells), "run `make export`"
 
 
 def test_the_map_colors_the_first_path_of_the_index():
-    index = "\n".join(c.source for c in nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells)
+    index = "\n".join(c.source for c in pages.read(ROOT / "nbs/index.ipynb").cells)
     table = index.partition("\n| read | then your GPT |\n")[2].partition("\n\n")[0]
     path = re.findall(r"\]\((\d\d)_\w+\.ipynb\)", table)
     assert path and tuple(path) == picture.overview.PATH
@@ -112,13 +112,13 @@ def test_the_index_counts_the_refuted_claims_as_the_log_does():
     rows = re.findall(r"^\| \[.*\]\(#.*?\) \| (\d+) \| (.*?) \|", log, re.M)
     counted = [[int(n) for n in re.findall(r"\d+", numbers)] for _, numbers in rows if numbers != "none"]
     assert sum(int(n) for n, _ in rows) == entries and [sum(column) for column in zip(*counted)] == verdicts
-    index = nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells[0].source
+    index = pages.read(ROOT / "nbs/index.ipynb").cells[0].source
     assert f"So far {verdicts[1]} of {claims} were refuted" in index
 
 
 def test_the_readme_leaves_out_what_only_the_index_has_and_links_to_it():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    index = {cell.id: cell.source for cell in nbformat.read(ROOT / "nbs/index.ipynb", as_version=4).cells}
+    index = {cell.id: cell.source for cell in pages.read(ROOT / "nbs/index.ipynb").cells}
     for name in book.INDEX_ONLY:
         heading = index[name].splitlines()[0].removeprefix("## ")
         assert f"\n## {heading}\n" not in readme
