@@ -239,14 +239,19 @@ def _recorded(race: Race):
         save(race.record, dict(command=command, goal=GOAL, rungs=rungs))
 
 
-def _train_rung(name: str, steps: int, seed: int) -> dict:
-    "A run of a rung in this process, for its loss; its seconds are `clock_rungs`'s."
+def train_flags(flags: list[str], seed: int) -> dict:
+    "A run in this process, for its loss over the whole validation part; it is not timed."
     with tempfile.TemporaryDirectory() as tmp:
-        flags = [*_flags(name, steps), "--seed", str(seed), "--out", tmp, "--name", "run"]
-        result = train(parse_arguments(flags).train, progress="none")
+        argv = [*flags, "--seed", str(seed), "--out", tmp, "--name", "run"]
+        result = train(parse_arguments(argv).train, progress="none")
         if not result.finished:
             sys.exit("stopped: this run is not recorded")
-        return dict(seed=seed, steps=steps, loss=result.val.loss, val_tokens=result.val.tokens)
+        return dict(loss=result.val.loss, val_tokens=result.val.tokens)
+
+
+def _train_rung(name: str, steps: int, seed: int) -> dict:
+    "A run of a rung, for its loss; its seconds are `clock_rungs`'s."
+    return dict(seed=seed, steps=steps, **train_flags(_flags(name, steps), seed))
 
 
 def _next_length(race: Race, name: str, runs: list[dict]) -> int | None:
