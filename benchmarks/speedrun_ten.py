@@ -2,12 +2,12 @@
 
     python benchmarks/speedrun_ten.py    # goes on where results/speedrun_ten.json ends; two hours of one core
 
-The run is the ladder's rung "soft cap": four layers 128 wide, all kept changes up to there. One of the ten is
-taken back at a time, and then all of them, so that a bolder rate, Muon and RoPE remain. ("A short warm-up" and
-"no warm-up" change one setting: taken back together. An own head that starts at zero cannot be tied: to tie it
-takes back the start, too, so it is compared with the run without that start.) Twelve seeds that the ladder has
-not seen, paired; the loss is that of the whole validation part, after 275 steps. Two further lengths say how
-many steps a loss is worth. Nothing is tuned anew.
+The run is the ladder's rung "soft cap": four layers 128 wide, all kept changes up to there. One of the ten
+is taken back at a time, and then all of them, so that a bolder rate, Muon and RoPE remain. ("A short warm-up"
+and "no warm-up" change one setting: taken back together. An own head that starts at zero cannot be tied: to
+tie it takes back the start, too, so it is compared with the run without that start.) Twelve seeds that the
+ladder has not seen, paired; the loss is that of the whole validation part, after 275 steps. Two further
+lengths say how many steps a loss is worth. Nothing is tuned anew.
 
 Written before the first run. Known: the ladder's five seeds, where 0.245 nats are a factor of e in steps,
 and where GELU in place of ReLU² took 1.16 times the steps. A cost is the loss without an idea minus the loss
@@ -16,8 +16,8 @@ confirmed if the whole interval holds them, refuted if none of it does; else und
 
 1. Without QK-norm; without the start at zero; without the straight line to 0: each costs.
 2. With GELU in place of ReLU²: it costs.
-3. Without RMSNorm; with a tied head; without the soft cap: each costs less than 0.012, and gains less than that
-   (5 % of the steps).
+3. Without RMSNorm; with a tied head; without the soft cap: each costs less than 0.012, and gains less than
+   that (5 % of the steps).
 4. At AdamW's earlier rate; with 20 steps of warm-up: each costs less than 0.012.
 5. Without all of them it takes 1.2 times the steps or more.
 6. All taken back together cost more than the sum of what each costs alone: one stands in for another.
