@@ -87,6 +87,14 @@ def saved_tensors(fn):
 # ---- the numbers
 
 
+def test_a_query_sees_its_own_key_and_those_before_and_of_these_only_the_window():
+    places = torch.arange(4)
+    before = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    last_two = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert module.visible(places, places).int().tolist() == before
+    assert module.visible(places, places, window=2).int().tolist() == last_two
+
+
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("T, S, n_head, n_kv_head, causal, window", SHAPES)
 def test_values_and_gradients_are_those_of_a_loop_over_single_queries(
