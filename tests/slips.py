@@ -2058,6 +2058,8 @@ SLIPS = [
         "isinstance(loss, (int, float))",
         "a loss of nan can be the best",
     ),
+    Slip("checkpoint", "checkpoints", "int(p.name[5:])", "p.name", "999999 comes after 1000000 by name"),
+    Slip("checkpoint", "_put_back", "optimizer.load_state_dict(saved)", "pass", "the optimizer begins anew"),
     Slip(
         "checkpoint",
         "find_checkpoint",
