@@ -1,6 +1,7 @@
 """The house itself: the reading order, the laws of style, the sync check, the pages that belong together."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+
+from tinygpt.support import check_exercise
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -541,3 +545,48 @@ def test_a_page_that_fails_in_any_way_is_named_and_ends_no_other(monkeypatch, tm
     monkeypatch.setattr(book, "LONGEST_CELL", 3)
     problems, line = book.execute(page, write=False)
     assert problems and "page.ipynb" in line and "FAILED" in line
+
+
+# in the solution of chapter 19's first exercise: a piece, what a learner may write, a word of what is said
+LOOPS = [
+    ("opt.zero_grad()", "pass", "zero_grad is missing"),
+    ("loss = model(x_part", "opt.zero_grad(); loss = model(x_part", "only the last part counts"),
+    ("[1] / parts", "[1]", "divide each part's loss"),
+    ("x.chunk(parts), y.chunk(parts)", "x.split(parts), y.split(parts)", "10 forwards of one row"),
+    ("total = total + loss.detach()", "total = loss.detach() * parts", "the last part's alone"),
+    ("total = total + loss.detach()", "total = total + loss.detach() * parts", "the parts' sum"),
+    ("loss.backward()", "loss.backward(); CLIP", "when all parts are added up"),
+    ("if CLIP.isfinite():", "if CLIP > 0:", "step 4's norm is infinite"),
+    ("if CLIP.isfinite():", "if torch.isfinite(loss):", "clip before opt.step"),
+    ("CLIP.isfinite()", "all(EACH)", "by one norm"),
+    ("opt.step()", "(opt.step(), opt.zero_grad())", "has step 5 a gradient of its own"),
+    ("rate(step)", "rate(step + 1)", "one step ahead"),
+    ("for group in opt.param_groups:", "for group in opt.param_groups[:1]:", "every group"),
+    ("model.eval()", "pass", "in training mode"),
+    ("model.train()", "pass", "in eval mode"),
+    ("with torch.no_grad():", "if True:", "with gradients"),
+    ("(step + 1) % every", "step % every", "after step 2"),
+    ("torch.stack(losses).tolist()", "losses", "return floats"),
+    (", scores  # read", "  # read", "two lists"),
+]
+
+
+@pytest.mark.parametrize("piece, instead, word", LOOPS)
+def test_the_exercise_on_the_training_loop_names_what_is_wrong(piece, instead, word):
+    page = ROOT / "nbs/19_train.ipynb"
+    cells = {cell.id: cell.source for cell in nbformat.read(page, as_version=4).cells}
+    loop = re.search(r"```python\n(.*?)```", cells["ex1-solution"], re.S)[1]
+    clip = "torch.nn.utils.clip_grad_norm_({}, clip)"
+    short = dict(CLIP=clip.format("model.parameters()"))
+    short["EACH"] = f"{clip.format('p')}.isfinite() for p in model.parameters()"
+    loop = loop.replace(short["CLIP"], "CLIP")
+    assert loop.count(piece) == 1
+    loop = loop.replace(piece, instead)
+    if "opt.zero_grad())" in instead:
+        loop = loop.replace("        opt.zero_grad()\n", "")
+    for name, text in short.items():
+        loop = loop.replace(name, text)
+    names = dict(torch=torch, math=math, check_exercise=check_exercise)
+    exec(loop, names)
+    with pytest.raises(AssertionError, match=f"(?i){word}"):
+        exec(cells["ex1-check"], names)

@@ -83,6 +83,94 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
+def test_the_random_state_of_torch_python_and_numpy_survives_json():
+    def draw():
+        return {
+            "torch": torch.randn(5).tolist(),
+            "python": [random.random(), random.gauss(0, 1)],
+            "numpy": [*np.random.rand(3).tolist(), np.random.randn()],
+        }
+
+    torch.manual_seed(3)
+    random.gauss(0, 1)  # this and the next keep the second of a pair of normal numbers
+    np.random.randn()
+    state = json.loads(json.dumps(rng_state()))
+    assert state.keys() == {"cpu", "cuda", "mps", "python", "numpy"}, f"the state has {list(state)}"
+    expected = draw()
+    set_rng_state(state)
+    for name, numbers in draw().items():
+        assert numbers == expected[name], f"{name} draws {numbers}, and without the stop {expected[name]}"
+    found = rng_states()
+    assert isinstance(found, list) and len(found) == 1, "one process: a list with one state"
+
+
+def test_a_checkpoint_has_these_files_and_a_fingerprint_of_each(tmp_path):
+    model, opt = build()
+    train(model, opt, 0, 2)
+    folder = save_checkpoint(tmp_path / "step_000002", model, ByteTokenizer(), opt, {"step": 2})
+    assert folder == tmp_path / "step_000002", f"what is returned is {folder!r}, not the folder"
+    others = {"model.safetensors", "model.json", "tokenizer.json", "optimizer.pt", "state.json"}
+    found = {path.name for path in folder.iterdir()}
+    wanted = others | {"manifest.json"}
+    assert found == wanted, f"missing: {sorted(wanted - found)}; too much: {sorted(found - wanted)}"
+
+    stored = load_file(folder / "model.safetensors")
+    for name, weight in model.state_dict().items():
+        assert torch.equal(stored[name], weight), f"{name} was saved with other numbers"
+    saved = torch.load(folder / "optimizer.pt", weights_only=True)
+    assert saved.keys() == {"state", "param_groups"}, "optimizer.pt is to hold the optimizer's state_dict"
+    n, params = len(saved["state"]), len(list(model.parameters()))
+    assert n == params, f"the optimizer has means for {params} weights, optimizer.pt for {n}"
+    state = json.loads((folder / "state.json").read_text())
+    lacking = {"step", "threads", "versions", "rng"} - state.keys()
+    assert not lacking, f"state.json lacks {sorted(lacking)}"
+    assert state["step"] == 2, f"step is {state['step']}, not the given 2"
+    assert len(state["rng"]) == 1, "rng is to be a list with the state of this process's generators"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest.keys() == others, f"the manifest lists {sorted(manifest)}, not the other files"
+    for name in others:
+        assert manifest[name] == sha256_file(folder / name), f"not the fingerprint of {name}"
+
+    own = dict(rng=[rng_state(), rng_state()], threads=64)  # of two processes
+    folder = save_checkpoint(tmp_path / "two", model, ByteTokenizer(), state=own)
+    state = json.loads((folder / "state.json").read_text())
+    assert state["rng"] == own["rng"] and state["threads"] == 64, "what `state` has is to stay as it is"
+    assert not (folder / "optimizer.pt").exists(), "without an optimizer there is no optimizer.pt"
+
+
+def test_a_save_that_is_cut_short_leaves_nothing_that_looks_whole(tmp_path, monkeypatch):
+    def killed(*_):
+        raise RuntimeError("killed here")
+
+    model, opt = build()
+    monkeypatch.setattr(torch, "save", killed)
+    with pytest.raises(RuntimeError, match="killed here"):
+        save_checkpoint(tmp_path / "step_000001", model, ByteTokenizer(), opt)
+    why = "half a checkpoint has the name of a whole one: write it beside (atomic_path)"
+    assert not (tmp_path / "step_000001").exists(), why
+
+
+def test_each_part_of_a_run_comes_back(tmp_path):
+    model, opt = build()
+    train(model, opt, 0, 2)
+    folder = save_checkpoint(tmp_path / "c", model, ByteTokenizer(), opt, {"step": 2, "loader": {"step": 2}})
+    expected = torch.rand(3)
+    other, opt2 = build(seed=5)
+    state = load_training_state(folder, other, opt2)
+    drawn = torch.rand(3)
+    assert isinstance(state, dict), f"what is returned is {state!r}, not the rest of the state"
+    assert state["step"] == 2 and state["loader"] == {"step": 2}, f"step and loader: {state}"
+    for (name, weight), there in zip(other.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(weight, there), f"the weight {name} is not back"
+    kept, back = opt.state_dict()["state"], opt2.state_dict()["state"]
+    assert back.keys() == kept.keys(), f"the optimizer has means for {len(back)} weights, not {len(kept)}"
+    for i, parts in kept.items():
+        for name, value in parts.items():
+            same = torch.equal(torch.as_tensor(back[i][name]), torch.as_tensor(value))
+            assert same, f"the optimizer's {name} of weight {i} is not back"
+    assert torch.equal(drawn, expected), "torch's generator is not back where it was at the save"
+
+
 @pytest.mark.parametrize("implementation", ["own", "fused", "foreach"])
 @pytest.mark.parametrize("stop", [0, 1, 5, 11])
 def test_resuming_equals_not_stopping_bit_for_bit(tmp_path, implementation, stop):
@@ -95,7 +183,11 @@ def test_resuming_equals_not_stopping_bit_for_bit(tmp_path, implementation, stop
     resumed, opt3 = build(seed=7, implementation=implementation)
     state = load_training_state(tmp_path / "c", resumed, opt3)
     assert state["step"] == stop and state["loader"] == {"step": stop}
-    assert before + train(resumed, opt3, stop, 12) == straight
+    losses = before + train(resumed, opt3, stop, 12)
+    other = [step for step, (a, b) in enumerate(zip(losses, straight)) if a != b]
+    assert not other, (
+        f"stopped after {stop} steps; the losses of steps {other} are others than without a stop"
+    )
     assert_same_weights(resumed, model)
 
 
@@ -111,9 +203,11 @@ def test_a_model_loads_without_its_trainer_and_gives_the_same_logits(tmp_path, n
         loaded, tokenizer, folder = load_model(tmp_path / "c")
     finally:
         torch.use_deterministic_algorithms(False)
-    assert torch.equal(torch.get_rng_state(), before)
+    moved = not torch.equal(torch.get_rng_state(), before)
+    assert not moved, "loading draws random numbers, so a run that loads would be another one (Undrawn)"
+    assert not loaded.training, "the loaded model is in training mode, so its dropout is on"
     idx = torch.arange(8)[None]
-    assert torch.equal(loaded(idx)[0], model.eval()(idx)[0]) and not loaded.training
+    assert torch.equal(loaded(idx)[0], model.eval()(idx)[0]), "the loaded model has other logits"
     assert loaded.config == model.config and folder == tmp_path / "c"
     assert tokenizer.fingerprint == ByteTokenizer().fingerprint
     assert_same_weights(loaded, model)
@@ -146,8 +240,9 @@ def test_damage_to_any_file_is_noticed_named_and_the_one_before_is_used(run, nam
         path.write_bytes(raw[:-1])
     else:
         path.unlink()
-    assert name in verify_checkpoint(path.parent)
-    assert find_checkpoint(run).name == "step_000002"
+    said = verify_checkpoint(path.parent)
+    assert name in said, f"{name} is damaged ({damage}), and verify_checkpoint says {said!r}"
+    assert find_checkpoint(run).name == "step_000002", f"{name} of step 3 is damaged: use step 2"
     assert name in capsys.readouterr().out
 
 
@@ -164,9 +259,11 @@ def test_no_good_checkpoint_is_one_sentence(run, tmp_path):
 
 
 def test_the_newest_is_found_by_number_not_by_name(run):
-    (run / "checkpoints/step_000003").rename(run / "checkpoints/step_1000000")
-    assert [p.name for p in checkpoints(run)] == ["step_000001", "step_000002", "step_1000000"]
-    assert find_checkpoint(run).name == "step_1000000"
+    (run / "checkpoints/step_000002").rename(run / "checkpoints/step_999999")
+    (run / "checkpoints/step_000003").rename(run / "checkpoints/step_1000000")  # by name before 999999
+    found, wanted = [p.name for p in checkpoints(run)], ["step_000001", "step_999999", "step_1000000"]
+    assert found == wanted, f"oldest first they are {found}, not {wanted}"
+    assert find_checkpoint(run).name == "step_1000000", f"found {find_checkpoint(run).name}"
 
 
 def test_a_file_with_the_name_of_a_checkpoint_is_none_and_stays(run):
@@ -239,25 +336,10 @@ def test_where_a_state_is_refused_nothing_has_changed(run, refused):
     kept, rng = {name: t.clone() for name, t in model.state_dict().items()}, torch.get_rng_state()
     with pytest.raises(UserError, match=refused):
         load_training_state(folder, model, loaded)
-    assert all(torch.equal(t, kept[name]) for name, t in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), rng) and not opt.state_dict()["state"]
-
-
-def test_the_random_state_of_torch_python_and_numpy_survives_json():
-    def draw():
-        of_python = random.random(), random.gauss(0, 1)
-        of_numpy = np.random.rand(3).tolist(), np.random.randn()
-        return torch.randn(5).tolist(), of_python, of_numpy
-
-    torch.manual_seed(3)
-    random.gauss(0, 1)  # this and the next keep the second of a pair of normal numbers
-    np.random.randn()
-    state = json.loads(json.dumps(rng_state()))
-    expected = draw()
-    assert draw() != expected
-    set_rng_state(state)
-    assert draw() == expected
-    assert len(rng_states()) == 1
+    changed = [name for name, t in model.state_dict().items() if not torch.equal(t, kept[name])]
+    assert not changed, f"refused, but these weights are already the checkpoint's: {changed[:3]}"
+    assert torch.equal(torch.get_rng_state(), rng), "refused, but torch's generator has moved"
+    assert not opt.state_dict()["state"], "refused, but the optimizer has a state"
 
 
 @pytest.mark.cuda
@@ -385,7 +467,8 @@ def test_a_file_that_changes_later_changes_no_open_model(tmp_path):
     with open(path, "r+b") as file:
         file.write(bytes(size))
     for name, weight in model.state_dict().items():
-        assert torch.equal(opened.state_dict()[name], weight), name
+        why = f"{name} changed with the file: `load_file` returns the file itself, so take a copy"
+        assert torch.equal(opened.state_dict()[name], weight), why
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -393,7 +476,10 @@ def test_weights_stay_in_their_dtype_bit_for_bit(tmp_path, dtype):
     model, _ = build()
     model.to(dtype)
     loaded, _, _ = load_model(save_checkpoint(tmp_path / "c", model, ByteTokenizer()))
-    assert {p.dtype for p in loaded.parameters()} == {dtype}
+    kinds = {p.dtype for p in loaded.parameters()}
+    assert kinds == {dtype}, (
+        f"saved as {dtype}, loaded as {kinds} (load_state_dict casts, but for assign=True)"
+    )
     assert_same_weights(loaded, model)
 
 
@@ -523,7 +609,10 @@ def test_whatever_the_library_says_of_a_disk_that_takes_no_more(error, tmp_path,
 def test_whoever_may_read_a_folder_may_read_all_files_of_a_checkpoint(tmp_path):
     (tmp_path / "ordinary").write_text("")
     folder = save_checkpoint(tmp_path / "step_000001", *build(GPTConfig.gpt2(**SMALL))[:1], ByteTokenizer())
-    assert {path.stat().st_mode for path in folder.iterdir()} == {(tmp_path / "ordinary").stat().st_mode}
+    wanted = (tmp_path / "ordinary").stat().st_mode
+    for path in folder.iterdir():
+        why = f"{path.name} has permissions {path.stat().st_mode:o}, an ordinary file {wanted:o}"
+        assert path.stat().st_mode == wanted, why
 
 
 # what is opened
@@ -791,7 +880,9 @@ def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path):
     save_checkpoint(tmp_path / "c", model, ByteTokenizer(), opt, {"step": 0, "rng": states})
     for rank in (2, 0, 1):
         load_training_state(tmp_path / "c", model, opt, rank=rank, world_size=3)
-        assert torch.equal(torch.rand(3), expected[rank])
+        drawn = torch.rand(3)
+        whose = [r for r in range(3) if torch.equal(drawn, expected[r])]
+        assert whose == [rank], f"rank {rank} of 3 draws the numbers of ranks {whose}"
 
 
 def test_a_loss_that_is_not_finite_leaves_a_state_that_is_json_and_is_no_candidate_for_best(tmp_path):

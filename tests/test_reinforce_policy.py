@@ -53,6 +53,154 @@ class Bandit(nn.Module):
         return self.scores.expand(*x.shape, len(self.scores)), None
 
 
+def test_by_hand_an_answer_keeps_its_end():
+    for tokens, finish in (([4, END], "end"), ([4, 5, 3], "length"), ([4, 5, END], "end")):
+        answer = Answer([0])
+        for token in tokens:
+            assert not answer.finish, f"of {tokens}, at most 3, it is finished before {token}"
+            answer.take(token, {END}, 3)
+        assert answer.new == tokens, f"given {tokens}, where {END} is an end, it kept {answer.new}"
+        why = f"after {tokens}, at most 3, the finish is {answer.finish!r}, not {finish!r}"
+        assert answer.finish == finish, why
+
+
+def test_answers_come_group_by_group_each_with_its_log_probabilities(model):
+    answers = draw(model, group=3)
+    prompts = [answer.prompt for answer in answers]
+    assert prompts == [PROMPTS[0]] * 3 + [PROMPTS[1]] * 3, f"two prompts, groups of 3: {prompts}"
+    for answer in answers:
+        assert answer.finish, "an answer has no finish: does anything go through what decode_rows yields?"
+        assert END not in answer.new[:-1], f"{END} ends an answer, but one is {answer.new}: give `ends`"
+        n, logprobs = len(answer.new), len(answer.logprobs)
+        assert n == logprobs, f"an answer has {n} tokens and {logprobs} log-probabilities"
+
+
+@pytest.mark.parametrize("seeds", [5, 7])
+def test_six_answers_have_six_seeds_or_there_is_a_value_error(model, seeds):
+    with pytest.raises(ValueError):
+        draw_answers(model, PROMPTS, 3, 4, {END}, range(seeds))
+
+
+def test_an_answer_depends_on_its_seed_alone(model):
+    together = draw(model)
+    different = {tuple(answer.new) for answer in together}
+    assert len(different) > 3, f"12 answers with 12 seeds, but only {len(different)} different ones"
+    for i, answer in enumerate(together):
+        (alone,) = draw_answers(model, [answer.prompt], 1, 4, {END}, [i])
+        assert alone.new == answer.new, f"with seed {i} alone {alone.new}, with others {answer.new}"
+        assert alone.logprobs == pytest.approx(answer.logprobs, abs=1e-5)
+
+
+def test_by_hand_advantages_compare_an_answer_with_its_group():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    want = torch.tensor([[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75], [0.0] * 4])
+    got = advantages(rewards)
+    why = ". The sign is wrong: a better answer has the larger one" if got.equal(-want) else ""
+    assert got.equal(want), f"of {rewards.tolist()} the advantages are {got.tolist()}{why}"
+    assert advantages(rewards, "none").equal(rewards), "without a baseline they are the rewards"
+    got = advantages(rewards, "batch")
+    torch.testing.assert_close(
+        got, rewards - 0.75, msg=f"the batch's mean is 0.75, but they are {got.tolist()}"
+    )
+
+    # [1, 0, 0, 1] differs from its mean by 1/2: four squares of 1/4, and the sum divided by 3 is 1/3
+    got = advantages(rewards, scale=True)[0].tolist()
+    size = 0.5 / (math.sqrt(1 / 3) + 1e-4)
+    slips = {
+        0.5 / (0.5 + 1e-4): ": the deviation is divided by n, torch's std by n - 1",
+        0.5 / math.sqrt(1 / 3): ": 1e-4 is missing",
+    }
+    said = [text for value, text in slips.items() if math.isclose(got[0], value, rel_tol=1e-5)]
+    want = [size, -size, -size, size]
+    assert got == pytest.approx(want, rel=1e-5), f"scaled they are {got}, not {want}{''.join(said)}"
+    assert not advantages(rewards, scale=True)[2].any(), "where all rewards are equal there is no advantage"
+
+
+def test_by_hand_the_table_counts_the_answer_with_its_end_and_no_token_of_the_prompt():
+    answers = [Answer([1, 2, 3], new=[4, END], logprobs=[-0.5, -0.7]), Answer([5], new=[0], logprobs=[-0.1])]
+    x, y = answer_table(answers, torch.tensor([2.0, -1.0]), 6, [0.5, 0.25], start=[[-1.0, -2.0], [-3.0]])
+    want = [[1, 2, 3, 4, 0, 0], [5, 0, 0, 0, 0, 0]]
+    assert x.tolist() == want, f"prompts [1, 2, 3] and [5], answers [4, {END}] and [0]: x is {x.tolist()}"
+    want = [[-100, -100, 4, END, -100, -100], [0, *[-100] * 5]]
+    got = y[..., 0].tolist()
+    late = ": one place too late, the token before an answer predicts its first" if got[1][1] == 0 else ""
+    assert got == want, f"for x = {x.tolist()} the targets are {got}, not {want}{late}"
+    numbers = {(0, 2): [0.5, 2, -0.5, -1], (0, 3): [0.5, 2, -0.7, -2], (1, 0): [0.25, -1, -0.1, -3]}
+    for place, want in numbers.items():
+        got = [round(number, 4) for number in y[place][1:].tolist()]
+        assert got == want, f"weight, advantage, when drawn, at the start: at {place} {got}, not {want}"
+    assert not y[y[..., 0] == -100][:, 1:].any(), "where the target is -100, the other numbers are 0"
+    _, y = answer_table(answers, torch.tensor([2.0, -1.0]), 6, [0.5, 0.25])
+    assert not y[..., 4].any(), "without `start` the last number is 0"
+
+
+def bandit_loss(probs, rows, **how):
+    "The loss of a bandit, and its gradient; rows: (target, weight, advantage, old, start) of each token."
+    bandit = Bandit([math.log(p) for p in probs])
+    y = torch.tensor(rows, dtype=torch.float64)
+    loss = policy_loss(bandit, torch.zeros(y.shape[:2], dtype=torch.int64), y, **how)
+    assert loss.dim() == 0, f"the loss is one number, not of shape {tuple(loss.shape)}"
+    assert loss.requires_grad, "the loss has no gradient: is there a detach too many?"
+    (gradient,) = torch.autograd.grad(loss, bandit.scores, allow_unused=True)
+    return loss.item(), gradient
+
+
+def test_by_hand_the_loss_is_minus_the_sum_of_weight_advantage_and_log_probability():
+    # log π in units of ln 2: token 0 has -1, tokens 1 and 2 have -2
+    rows = [
+        [[0, 1 / 2, 1, 0, 0], [-100, 0, 0, 0, 0]],  # 1/2 · 1 · (-1) = -1/2
+        [[1, 1 / 4, -1, 0, 0], [2, 1 / 4, -1, 0, 0]],  # twice 1/4 · (-1) · (-2) = 1/2, so 1
+    ]
+    loss, _ = bandit_loss([1 / 2, 1 / 4, 1 / 4], rows)
+    slips = {
+        0.5: "the sign: a loss goes down where the gain goes up",
+        0: "each answer is divided by its own length: GRPO's bias",
+        -1 / 4: "a mean over the answers; the weights have that already",
+        -1 / 6: "a mean over the tokens; the weights have that already",
+        -1 / 8: "a mean over the places; the weights have that already",
+        -3: "the weights are missing",
+        -1.5: "the advantages' sign is lost",
+    }
+    loss = round(loss / math.log(2), 3)
+    said = "".join(f": {text}" for value, text in slips.items() if abs(value - loss) < 1e-3)
+    assert loss == -0.5, f"the gains are -1/2 and 1, in units of ln 2; the loss is {loss}, not -0.5{said}"
+
+
+@pytest.mark.parametrize("advantage, gains", [(1, [0.5, 1.0, 1.2]), (-1, [-0.8, -1.0, -1.5])])
+def test_by_hand_the_clip_is_the_table_of_the_chapter(advantage, gains):
+    for ratio, want in zip((0.5, 1.0, 1.5), gains):
+        rows = [[[0, 1, advantage, math.log(0.5 / ratio), 0]]]
+        loss, gradient = bandit_loss([0.5, 0.5], rows, clip=0.2)
+        case = f"A = {advantage}, ratio {ratio}, clip 0.2"
+        assert -loss == pytest.approx(want), f"{case}: the gain is {-loss:.3g}, not {want}"
+        moves = want in (0.5, 1.0, -1.0, -1.5)
+        got = gradient is not None and bool(gradient.any())
+        why = " (the ratio keeps its gradient, so no detach)" if moves else ""
+        assert got == moves, f"{case}: {'a' if moves else 'no'} gradient is expected{why}"
+
+
+def test_by_hand_the_distance_from_the_initial_model():
+    "log π = ln 1/4, and in the initial model ln 1/2, so d = ln 2: beta (2 - ln 2 - 1)."
+    rows = [[[0, 1, 0, math.log(1 / 4), math.log(1 / 2)]]]
+    loss, gradient = bandit_loss([1 / 4, 3 / 4], rows, beta=2.0)
+    d = math.log(2)
+    slips = {
+        -(1 - d): "the sign: the distance raises the loss",
+        d - 0.5: "d is the other way around",
+        d: "d alone, an estimate that may be negative",
+        -d: "d alone, an estimate that may be negative",
+        d * d / 2: "another estimate: half of d squared",
+        0: "is it from the log-probability when drawn?",
+    }
+    said = "".join(f": {text}" for value, text in slips.items() if abs(value - loss / 2) < 1e-3)
+    assert loss / 2 == pytest.approx(1 - d), f"1 - ln 2 = {1 - d:.3f}, times beta; not {loss / 2:.3f}{said}"
+    # beta (1 - 2) by log π, and log π by the two scores: 3/4, -3/4
+    want = [-1.5, 1.5]
+    assert gradient.tolist() == pytest.approx(want), f"its gradient is {gradient.tolist()}, not {want}"
+    loss, _ = bandit_loss([1 / 4, 3 / 4], [[[0, 0.5, 0, 0, math.log(1 / 2)]]], beta=2.0)
+    assert loss == pytest.approx(1 - d), "the weight counts for the distance too"
+
+
 def test_the_expected_gradient_of_a_bandit_is_the_closed_form():
     bandit, rewards = Bandit([0.0, 0.5, -0.5, 1.0]), torch.tensor([0.1, 0.2, 0.9, 0.3], dtype=torch.float64)
     probs = bandit.scores.softmax(0).detach()
@@ -81,37 +229,12 @@ def test_the_probabilities_of_all_answers_add_up_to_one(model):
     )
 
 
-def test_an_answer_depends_on_its_seed_alone(model):
-    together = draw(model)
-    assert len({tuple(answer.new) for answer in together}) > 3
-    for i, answer in enumerate(together):
-        (alone,) = draw_answers(model, [answer.prompt], 1, 4, {END}, [i])
-        assert alone.new == answer.new
-        assert alone.logprobs == pytest.approx(answer.logprobs, abs=1e-5)
-
-
-def test_answers_come_group_by_group(model):
-    assert [answer.prompt for answer in draw(model, group=3)] == [PROMPTS[0]] * 3 + [PROMPTS[1]] * 3
-    with pytest.raises(ValueError):  # fewer seeds than answers: a slip
-        draw_answers(model, PROMPTS, 3, 4, {END}, range(5))
-
-
 def test_answers_are_drawn_from_the_policy_itself(model):
     first = [answer.new[0] for answer in draw_answers(model, [[0, 1]], 4000, 1, {END}, range(4000))]
     with torch.no_grad():
         probs = model(torch.tensor([[0, 1]]))[0][0, -1].softmax(-1)
     for token, p in enumerate(probs.tolist()):
         assert first.count(token) / 4000 == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / 4000) + 1e-9)
-
-
-def test_the_table_counts_the_answer_with_its_end_and_no_token_of_the_prompt():
-    answers = [Answer([1, 2, 3], new=[4, END], logprobs=[-0.5, -0.7]), Answer([5], new=[0], logprobs=[-0.1])]
-    x, y = answer_table(answers, torch.tensor([2.0, -1.0]), 6, [0.5, 0.25], start=[[-1.0, -2.0], [-3.0]])
-    assert x.tolist() == [[1, 2, 3, 4, 0, 0], [5, 0, 0, 0, 0, 0]]
-    assert y[..., 0].tolist() == [[-100, -100, 4, END, -100, -100], [0, *[-100] * 5]]
-    assert y[0, 2:4, 1:].tolist() == [pytest.approx([0.5, 2, -0.5, -1]), pytest.approx([0.5, 2, -0.7, -2])]
-    assert y[1, 0, 1:].tolist() == pytest.approx([0.25, -1, -0.1, -3])
-    assert not y[y[..., 0] == -100][:, 1:].any()
 
 
 def some_numbers(model):
@@ -201,24 +324,3 @@ def test_on_fresh_samples_the_ratio_changes_nothing(model):
     plain, clipped = (torch.autograd.grad(policy_loss(model, x, y, clip=c), parameters) for c in (None, 0.2))
     for a, b in zip(plain, clipped):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "old, advantage, moves", [(-1, 1, False), (-1, -1, True), (1, -1, False), (1, 1, True)]
-)
-def test_a_token_that_went_far_enough_gets_no_push_and_one_that_went_astray_does(old, advantage, moves):
-    bandit = Bandit([0.0, 0.0])
-    far = Answer([0], new=[1], logprobs=[math.log(0.5) + old])  # the ratio is e or 1 / e
-    x, y = answer_table([far], torch.tensor([float(advantage)]), 1, [1.0])
-    (gradient,) = torch.autograd.grad(policy_loss(bandit, x, y.double(), clip=0.2), bandit.scores)
-    assert bool(gradient.any()) == moves
-
-
-def test_advantages_compare_an_answer_with_its_group():
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    assert advantages(rewards).tolist() == [[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75], [0.0] * 4]
-    assert advantages(rewards, "none").equal(rewards)
-    torch.testing.assert_close(advantages(rewards, "batch"), rewards - 0.75)
-    scaled = advantages(rewards, scale=True)
-    assert scaled[0].tolist() == pytest.approx([c * 0.5 / (math.sqrt(1 / 3) + 1e-4) for c in (1, -1, -1, 1)])
-    assert not scaled[2].any()  # 0 / 0 is 0 here

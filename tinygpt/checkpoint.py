@@ -97,9 +97,10 @@ def save_checkpoint(
 ) -> Path:
     """Write a complete checkpoint, or nothing. Returns its folder. UserError if the disk is full.
 
-    state.json holds `state`, and what it lacks of: "threads" (torch's number), "versions" ({"torch": ...,
-    "numpy": ...}) and "rng" (a list with this process's). manifest.json is {name of a file: its sha256}.
-    All files get the permissions of ordinary ones; safetensors alone would hide its file from others.
+    state.json holds `state`, as `finite` writes it, and what it lacks of: "threads" (torch's number),
+    "versions" ({"torch": ..., "numpy": ...}) and "rng" (a list with this process's). manifest.json is {name
+    of a file: its sha256}. All files get the permissions of ordinary ones; safetensors alone would hide its
+    file from others. `_check_place`, `_bare_weights` and `_full_disk_is_a_user_error` do the edge cases.
     """
     folder, model = Path(folder), unwrap(model)
     weights = _bare_weights(model, model.state_dict() if weights is None else weights)
@@ -399,7 +400,8 @@ def load_training_state(
     """Put weights, optimizer and random generators back; return the rest of the state.
 
     UserError if it is the state of another model, which is compared first, or if the optimizer refuses it;
-    then nothing is changed, the random generators included.
+    then nothing is changed, the random generators included. `_fitting_weights` and `_read_optimizer` read and
+    compare, `_put_back` sets all but the weights.
     """
     folder = Path(folder)
     model = unwrap(model)

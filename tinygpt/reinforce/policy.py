@@ -19,7 +19,10 @@ class Answer(Row):
     "A row that keeps its end token and that token's log-probability: stopping was a choice, too."
 
     def take(self, token: int, ends: set[int], max_new_tokens: int) -> None:
-        'Add a token; one of `ends` is the last one, and the row\'s finish is then "end".'
+        """Add a token, be it one of `ends`, which a plain `Row` leaves out.
+
+        The finish is "end" after one of `ends`, "length" after max_new_tokens without one.
+        """
         self.new.append(token)
         if token in ends:
             self.finish = "end"
@@ -33,11 +36,12 @@ def draw_answers(
     group: int,  # answers for each prompt
     max_new_tokens: int,  # per answer, including its end
     ends: set[int],  # tokens that end an answer
-    seeds: list[int],  # one per answer (else ValueError), so that none depends on its neighbors
+    seeds: list[int],  # of each answer's own generator, so that none depends on its neighbors
 ) -> list[Answer]:
     """The answers to each prompt, group by group, with the log-probability of each token.
 
-    They are drawn at temperature 1 without cuts, so from the policy itself, whose gradient the loss takes.
+    `decode_rows` draws them, at temperature 1 without cuts: from the policy itself, whose gradient the loss
+    takes. ValueError unless there is one seed per answer.
     """
     whose = [ids for ids in prompts for _ in range(group)]
     answers = [
@@ -54,7 +58,7 @@ def draw_answers(
 def advantages(
     rewards: torch.Tensor,  # (prompts, group)
     baseline: Literal["none", "batch", "group"] = "group",  # the mean to subtract
-    scale: bool = False,  # divide by each group's standard deviation + 1e-4 (GRPO): a bias, see chapter 24
+    scale: bool = False,  # divide by the group's standard deviation (over n - 1) + 1e-4, as GRPO: a bias
 ) -> torch.Tensor:
     "How much better each answer is than the baseline: (prompts, group)."
     if baseline == "none":
@@ -76,7 +80,11 @@ def answer_table(
     weights: list[float],  # weight of each answer's tokens in the loss
     start: list[list[float]] | None = None,  # log-probabilities of the tokens in the initial model
 ) -> tuple[torch.Tensor, torch.Tensor]:  # x (B, length) int64, y (B, length, 5) float32
-    "Rows for `policy_loss`: target, weight, advantage, log-probability when drawn, and in the initial model."
+    """Rows for `policy_loss`: target, weight, advantage, log-probability when drawn and in the initial model.
+
+    As in all training, each token's target is the next one. Where that is no token of the answer, the target
+    is -100 and the other four numbers are 0. (Without `start` the last one is 0 too.) Rows of x end in zeros.
+    """
     x = torch.zeros(len(answers), length, dtype=torch.int64)
     y = torch.zeros(len(answers), length, 5)
     y[..., 0] = -100
@@ -101,7 +109,11 @@ def policy_loss(
     clip: float | None = None,  # how far the ratio of new to old probability counts; None: fresh samples
     beta: float = 0.0,  # weight of the distance from the initial model
 ) -> torch.Tensor:
-    "The summed loss of these answers: a policy gradient, or for old answers PPO's (Schulman et al., 2017)."
+    """Minus the sum of weight × gain: a policy gradient, or for old answers PPO's (Schulman et al., 2017).
+
+    A token's gain is A log π, or with a clip min(ρA, clip(ρ, 1 - clip, 1 + clip) A), where ρ is the ratio.
+    Then beta (eᵈ - d - 1) is taken off: d is the initial model's log-probability of the token minus log π.
+    """
     target, weight, advantage, old, start = y.unbind(-1)
     logits = module(x)[0].to(y.dtype).flatten(0, 1)
     losses = F.cross_entropy(logits, target.long().flatten(), ignore_index=-100, reduction="none")

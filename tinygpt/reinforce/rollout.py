@@ -69,7 +69,12 @@ def check_recipe(
     recipe: Recipe,
     config: TrainConfig,  # the run's
 ) -> None:
-    "UserError, listing all problems, for anything that cannot be drawn or learned from."
+    """UserError, listing all problems, for what cannot be drawn or learned from.
+
+    That is a group, max_new_tokens or reuse below 1; a group of 1 with the baseline "group" or with scale; a
+    batch_size that is no multiple of the group; a judge that is not in JUDGES; an epsilon that is not between
+    0 and 1; a beta below 0 or infinite. `make_examples` says it of an unknown task.
+    """
     rows, problems = config.data.batch_size, []
     least = dict(group=1, max_new_tokens=1, reuse=1)
     for name, low in least.items():
@@ -98,7 +103,7 @@ def check_recipe(
 def draw_seed(
     *numbers: int,  # the run's seed, the step, the row
 ) -> int:
-    "A 63-bit seed derived from these numbers."
+    "A 63-bit seed from a hash of these numbers: the same everywhere, and another one for other numbers."
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1
 
 
@@ -137,7 +142,7 @@ def measure_pass(
     ks: tuple[int, ...] = (1, 8),  # each at most n
     seed: int = 0,
 ) -> dict[str, float]:
-    "pass@k over these questions, and the mean length of an answer in tokens."
+    'The mean over these questions of "pass@1" and so on; "answer_tokens", the mean length of an answer.'
     drawing = Recipe(judge=recipe.judge, group=n, max_new_tokens=recipe.max_new_tokens)
     right, tokens = [], 0
     for first in range(0, len(examples), 16):  # a few at a time: a cache takes memory
@@ -209,6 +214,7 @@ class RolloutLoader:
         return self
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        "The `_table` of this step. Answers are drawn anew when they have served for `reuse` steps."
         if self.step % self.recipe.reuse == 0:
             self.drawn = self._draw()
         self.step += 1
@@ -296,7 +302,10 @@ class RolloutLoader:
             self.drawn.append((Answer(prompt, new=new, logprobs=logprobs), advantage))
 
     def figures(self) -> dict[str, float]:
-        "For the samples since the last call: mean reward and tokens; with groups, the share in uniform ones."
+        """Of the answers since the last call: the mean "reward" and "tokens"; {} if there were none.
+
+        With groups also "alike", the share of the answers whose group's rewards are all equal.
+        """
         totals, self.totals = self.totals, dict.fromkeys(self.totals, 0.0)
         n = totals.pop("answers")
         if self.recipe.group == 1:
@@ -318,7 +327,11 @@ def reinforce_objective(
     recipe: Recipe,
     questions: int = 64,  # number of held-out ones at each validation; 0: only figures of the samples
 ) -> Objective:
-    "What `train` needs for a reinforcement run."
+    """What `train` needs for a reinforcement run.
+
+    The loss is clipped only where answers are used again. The judge gives the loader's `figures`, and
+    `measure_pass` on the split "test", always by the strict judge.
+    """
 
     def judge(run: Run) -> dict[str, float]:
         sampled = run.loader.figures()
