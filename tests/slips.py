@@ -2116,8 +2116,8 @@ SLIPS = [
     Slip(
         "evaluate.score",
         "eval_batch",
-        ".astype(np.int64), -100)",
-        ".astype(np.int64), 0)",
+        "to_batch(windows,",
+        "to_batch(windows.clip(0),",
         "padding is scored",
     ),
     Slip("evaluate.score", "Score.bits_per_byte", " / math.log(2)", "", "nats for bits"),
@@ -2724,10 +2724,10 @@ SLIPS = [
         "the schedule is applied to itself",
     ),
     Slip("run.loop", "Log.read", "self.pending = []", "pass", "every step is logged again and again"),
-    Slip("run.loop", "Log.read", "== BAD_STEPS", "== BAD_STEPS + 1", "eleven bad steps are waited for"),
+    Slip("run.loop", "Log._record", "== BAD_STEPS", "== BAD_STEPS + 1", "eleven bad steps are waited for"),
     Slip(
         "run.loop",
-        "Log.read",
+        "Log._record",
         "0 if fine else self.bad_in_a_row + 1",
         "self.bad_in_a_row + (not fine)",
         "ten in all end a run",
@@ -3038,8 +3038,8 @@ SLIPS = [
     Slip(
         "finetune.answers",
         "lay_out",
-        "np.arange(len(row))",
-        "np.zeros(len(row), dtype=int)",
+        "document[r, here] = number",
+        "document[r, here] = 0",
         "all conversations of a row have one number",
     ),
     Slip(

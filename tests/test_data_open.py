@@ -88,6 +88,18 @@ def test_a_vocabulary_too_large_for_nanogpts_files_is_refused(tmp_path):
             open_data(str(tmp_path), str(path))
 
 
+@pytest.mark.parametrize("kind", ["<i4", "<i8"])
+@pytest.mark.parametrize("wide", ["train", "val"])
+def test_ids_of_four_or_eight_bytes_are_not_read_as_twice_or_four_times_as_many(tmp_path, kind, wide):
+    ids = np.arange(1000) % 256
+    for name in ("train", "val"):
+        ids.astype(kind if name == wide else "<u2").tofile(tmp_path / f"{name}.bin")
+    with pytest.raises(
+        UserError, match=f"every second id of .*{wide}.bin is 0.* 2 bytes each: write them as np.uint16"
+    ):
+        open_data(str(tmp_path), "byte")
+
+
 def test_a_meta_pkl_that_would_run_code_is_refused(tmp_path):
     (tmp_path / "train.bin").write_bytes(b"\0\0" * 10)
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": print}))

@@ -161,6 +161,12 @@ def test_the_cuts_are_those_of_a_full_sort_also_with_many_ties(temperature, top_
     np.testing.assert_allclose(got.view(6, 500).numpy(), want, rtol=2e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("top_p", [1e-300, 1e-40, 1e-6])
+def test_a_tiny_top_p_keeps_the_likeliest_alone(top_p):
+    probs = sampling_probs(torch.tensor([[0.0, 2.0, 1.0], [3.0, 3.0, -torch.inf]]), top_p=top_p)
+    assert probs.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+
+
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6])
 def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
     logits = torch.tensor([[3.0, 2.9, -5.0], [-4.0, -4.0, -9.0]])

@@ -283,23 +283,24 @@ def read_parquet(
 
     No chunk crosses a row-group boundary, and earlier row groups are not read.
     """
-    index = 0  # of the first chunk of the row group
+    chunks = 0  # in the row groups so far
     with _open_parquet(file, name, text_key) as table:
         sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
         for group in order(len(sizes)):
-            pieces = max(1, -(-sizes[group] // chunk_rows))  # an empty row group counts as one chunk
-            wanted = index + pieces > skip
-            if wanted and sizes[group] == 0:
-                yield Chunk(index, [], [("empty row group", f"{name} row group {group}")])
-            elif wanted:
-                row = sum(sizes[:group])  # its position in the file
-                for i, values in enumerate(_row_group(table, group, text_key, chunk_rows), index):
-                    if i >= skip:
-                        notes = []
-                        texts = [as_text(v, f"{name} row {k}", notes) for k, v in enumerate(values, row)]
-                        yield Chunk(i, [t for t in texts if t], notes)
-                    row += len(values)
-            index += pieces
+            first = chunks  # of this row group
+            chunks += max(1, -(-sizes[group] // chunk_rows))  # an empty row group counts as one chunk
+            if chunks <= skip:
+                continue
+            if sizes[group] == 0:
+                yield Chunk(first, [], [("empty row group", f"{name} row group {group}")])
+                continue
+            row = sum(sizes[:group])  # its position in the file
+            for i, values in enumerate(_row_group(table, group, text_key, chunk_rows), first):
+                if i >= skip:
+                    notes = []
+                    texts = [as_text(v, f"{name} row {k}", notes) for k, v in enumerate(values, row)]
+                    yield Chunk(i, [t for t in texts if t], notes)
+                row += len(values)
 
 
 def _row_group(table, group: int, text_key: str, chunk_rows: int) -> Iterator[list]:

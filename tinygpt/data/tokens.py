@@ -66,8 +66,9 @@ def hold_out(documents: list[str]) -> tuple[list[str], list[str]]:
         cut = int(len(documents[0]) * 0.9)  # nanoGPT's split of Tiny Shakespeare
         return [documents[0][:cut]], [documents[0][cut:]]
     first = min(10, len(documents) - 1)
-    val = set(range(first, len(documents), 20))
-    return [d for i, d in enumerate(documents) if i not in val], [documents[i] for i in sorted(val)]
+    val = range(first, len(documents), 20)
+    train = [d for i, d in enumerate(documents) if i not in val]
+    return train, [documents[i] for i in val]
 
 # %% ../../nbs/more/03_data_tokens.ipynb #encoding
 EOT_TEXT = "<|endoftext|>"  # the special token's name; inside a document it is text like any other
@@ -666,7 +667,7 @@ def open_split(
     dtype: np.dtype,
     vocab_size: int,
 ) -> np.ndarray | Shards:
-    "The token files of a split as one array on disk. UserError for a wrong size or an id out of range."
+    "The token files of a split as one array on disk. UserError for a wrong size, or wrong ids."
     files = [TokenFile(path, dtype, tokens) for path, tokens in shards]
     # check both ends only; reading all could take minutes, and `verify` does that
     look = max(1000, 500_000 // len(files))
@@ -681,6 +682,12 @@ def open_split(
             )
         for first in (0, max(0, tokens - look)):
             check_ids(np.fromfile(path, dtype, look, offset=first * dtype.itemsize), vocab_size, path)
+        head = np.fromfile(path, dtype, 1000)
+        if len(head) > 100 and head.any() and not head[1::2].any():
+            raise UserError(
+                f"data: every second id of {path} is 0, so they have more than {dtype.itemsize} bytes each: "
+                f"write them as np.{dtype.name}"
+            )
     return Shards(files) if len(files) > 1 else np.memmap(path, dtype=dtype, mode="r")
 
 

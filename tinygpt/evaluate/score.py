@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..data.windows import read_windows, to_batch
 from ..ddp.world import World
 from ..model import GPT
 from ..support import UserError, eval_mode, t_quantile
@@ -36,12 +37,8 @@ def eval_batch(
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     "(x, y), each (len(rows), block_size) int64. Behind the end of the text x is 0 and y is -100."
-    at = rows[:, None] * block_size + np.arange(block_size + 1)  # (len(rows), block_size + 1)
-    inside = np.minimum(at, len(tokens) - 1)
-    ids = np.where(at < len(tokens), tokens[inside].astype(np.int64), -100)
-    x = torch.from_numpy(ids[:, :-1].copy())
-    y = torch.from_numpy(ids[:, 1:].copy())
-    return x.clamp(min=0), y
+    windows = read_windows(tokens, rows * block_size, block_size + 1)
+    return to_batch(windows, torch.device("cpu"))
 
 # %% ../../nbs/17_evaluate.ipynb #score
 @dataclass

@@ -94,11 +94,14 @@ def lay_out(
     """
     tokens, targets, document = np.full((3, len(rows), width), -100, dtype=np.int64)
     for r, row in enumerate(rows):
-        ids = [token for i in row for token in encoded[i][0]]
-        mask = [counts for i in row for counts in encoded[i][1]]
-        tokens[r, : len(ids)] = ids
-        targets[r, : len(ids)] = np.where(mask, ids, -100)
-        document[r, : len(ids)] = np.repeat(np.arange(len(row)), [len(encoded[i][0]) for i in row])
+        begin = 0  # where the next conversation of this row begins
+        for number, i in enumerate(row):
+            ids, mask = encoded[i]
+            here = slice(begin, begin + len(ids))
+            tokens[r, here] = ids
+            targets[r, here] = np.where(mask, ids, -100)
+            document[r, here] = number
+            begin += len(ids)
     return tokens, targets, document
 
 # %% ../../nbs/22_finetune.ipynb #ask

@@ -58,9 +58,10 @@ def sampling_probs(
     kept = torch.full_like(logits[..., :1], ranked.shape[-1], dtype=torch.int64)  # how many stay
     if top_p < 1:
         probs = ranked.softmax(-1)
-        # what the likelier ones hold together; 0 for the first, so one is always kept
+        # what the likelier ones hold together; 0 for the first
         before = probs.cumsum(-1) - probs
-        kept = (before < top_p).sum(-1, keepdim=True)
+        # one is always kept: in float32 a top_p of 1e-50 is 0, too
+        kept = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
     stays = _stays(logits, ranked.gather(-1, kept - 1), kept)
     return logits.masked_fill(~stays, -torch.inf).softmax(-1)
 

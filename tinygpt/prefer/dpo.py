@@ -52,7 +52,9 @@ def pair_rows(
     pairs: list[tuple[list[int], list[int], list[int]]],  # ids of prompt, chosen and rejected answer
 ) -> tuple[torch.Tensor, torch.Tensor]:  # (2 P, T) int64 each: inputs and targets; T: the longest row's
     "Rows 2i and 2i + 1 are the chosen and the rejected answer of pair i. Padding is on the right."
-    rows = [(prompt, answer) for prompt, *both in pairs for answer in both]
+    rows = []
+    for prompt, chosen, rejected in pairs:
+        rows += [(prompt, chosen), (prompt, rejected)]
     width = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
     x = torch.zeros(len(rows), width, dtype=torch.int64)
     targets = torch.full_like(x, -100)

@@ -192,30 +192,19 @@ class Log:
         if not self.pending:
             return
         self.files.attempt("the run's folder", self.keep_place)
-        run, scaled = self.run, self.run.policy.scaler
+        run = self.run
         steps, losses, norms, rates, tokens = zip(*self.pending)
         self.pending = []
         # of all processes: a loader may have more rows for one than for another
         mean = run.parallel.mean(torch.tensor(float(sum(tokens)), device=losses[0].device)).item()
         tokens = round(mean * run.world.world_size)
-        self.meter.add(tokens)
-        reading = self.meter.read() | ({"loss_scale": run.scaler.get_scale()} if scaled else {})
-        self.readings.append(reading)
+        reading = self._measure(tokens)
         losses = run.parallel.mean(torch.stack(losses)).tolist()
         norms = torch.stack([norm.float() for norm in norms]).tolist()
         bad_steps = []
         for step, loss, norm, rate in zip(steps, losses, norms, rates):
-            self.losses.append(loss)
-            muon = {} if self.muon_lr is None else {"muon_lr": self.muon_lr * run.schedule(step)}
-            self.write(step=step, loss=loss, grad_norm=norm, lr=rate, **muon, **reading)
-            # to a scaler an infinite norm is the signal to lower the scale, and nothing to worry about
-            fine = math.isfinite(loss) and (scaled or math.isfinite(norm))
-            self.bad_in_a_row = 0 if fine else self.bad_in_a_row + 1
-            if not fine:
+            if not self._record(step, loss, norm, rate, reading):
                 bad_steps.append(str(step + 1))
-            if self.bad_in_a_row == BAD_STEPS:
-                told = f"loss or gradient not finite in {BAD_STEPS} steps in a row"
-                self.give_up(f"{told} (to step {step + 1})")
         self.bar.set_postfix_str(f"loss {loss:.3f}, {describe(reading)}")
         speed = reading["tokens_per_second"]
         took = f"{1000 * tokens / len(steps) / speed:.4g} ms a step" if speed else "no time passed"
@@ -225,6 +214,29 @@ class Log:
         if bad_steps:
             what = "loss or gradient not finite (with such a gradient a step is left out)"
             self.say(f"step {', '.join(bad_steps)}: {what}, {self.bad_in_a_row} in a row now")
+
+    def _measure(self, tokens: int) -> dict:
+        "A reading of the meter after so many more tokens, of all processes; with a scaler, its scale too."
+        self.meter.add(tokens)
+        reading = self.meter.read()
+        if self.run.policy.scaler:
+            reading["loss_scale"] = self.run.scaler.get_scale()
+        self.readings.append(reading)
+        return reading
+
+    def _record(self, step: int, loss: float, norm: float, rate: float, reading: dict) -> bool:
+        "Write the line of a step. Was it finite? The tenth in a row that was not ends the run."
+        run = self.run
+        self.losses.append(loss)
+        muon = {} if self.muon_lr is None else {"muon_lr": self.muon_lr * run.schedule(step)}
+        self.write(step=step, loss=loss, grad_norm=norm, lr=rate, **muon, **reading)
+        # to a scaler an infinite norm is the signal to lower the scale, and nothing to worry about
+        fine = math.isfinite(loss) and (run.policy.scaler or math.isfinite(norm))
+        self.bad_in_a_row = 0 if fine else self.bad_in_a_row + 1
+        if self.bad_in_a_row == BAD_STEPS:
+            told = f"loss or gradient not finite in {BAD_STEPS} steps in a row"
+            self.give_up(f"{told} (to step {step + 1})")
+        return fine
 
     def give_up(self, why: str):
         "End the run, on all ranks: a UserError, and a line in the log."
