@@ -13,6 +13,7 @@ from multiprocessing.util import Finalize
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+gc.disable()  # until all tests are collected: nearly nothing of what is imported is garbage
 settings.register_profile(
     "busy",
     deadline=None,  # nothing fails because the machine is busy
@@ -38,6 +39,7 @@ def pytest_collection_finish(session):
     "What was imported stays: each garbage collection would look at a million objects of it again."
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
