@@ -503,12 +503,32 @@ def test_a_page_has_changed_when_what_it_runs_has_and_not_for_a_comment(monkeypa
 
     monkeypatch.setattr(ran, "RECORD", tmp_path / "ran.json")
     assert ran.has_changed(page)
-    learn = ROOT / "nbs/more/learn.ipynb"
+    learn = ROOT / "nbs/more/learn_book.ipynb"
     ran.remember({page: state, learn: ran.state_of(learn), tmp_path / "elsewhere.ipynb": "not of the book"})
     ran.remember({ROOT / "nbs/11_schedule.ipynb": "another"})
-    assert list(ran.recorded()) == ["10_adamw", "11_schedule", "learn"]
+    assert list(ran.recorded()) == ["10_adamw", "11_schedule", "learn_book"]
     assert not ran.has_changed(page) and ran.has_changed(ROOT / "nbs/11_schedule.ipynb")
     assert ran.has_changed(learn)  # it reads the whole book
+
+
+def test_the_tour_of_learn_mode_has_changed_when_the_page_or_the_tests_that_it_runs_have(monkeypatch):
+    tour, page, tests = (
+        ROOT / "nbs/more/learn.ipynb",
+        ROOT / "nbs/06_model.ipynb",
+        ROOT / "tests/test_model.py",
+    )
+    state = ran.state_of(tour)
+    assert {tests, tests.with_name("conftest.py")} <= set(ran.with_helpers(tests))
+    assert tests.with_name("events.py") in ran.with_helpers(tests.with_name("test_run_command.py"))
+    for changed, other in ((page, ROOT / "nbs/10_adamw.ipynb"), (tests, ROOT / "tests/test_adamw.py")):
+        for path, same in ((changed, False), (other, True)):
+            with monkeypatch.context() as patch:
+                code, bare = ran.code_of, ran.with_helpers
+                if path.suffix == ".ipynb":
+                    patch.setattr(ran, "code_of", lambda p: code(p) + ("\npass" if p == path else ""))
+                else:
+                    patch.setattr(ran, "with_helpers", lambda p: bare(p) + [path] * (p == path))
+                assert (ran.state_of(tour) == state) == same, path
 
 
 def test_the_records_that_a_page_shows_are_among_those_that_change_it():

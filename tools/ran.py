@@ -10,10 +10,10 @@ import re
 from functools import cache
 from pathlib import Path
 
-from pages import ROOT, code_of, imports_in, read
+from pages import ROOT, code_of, imports_in, module_of, read
 
 RECORD = ROOT / "tools/ran.json"
-WHOLE_BOOK = ("learn", "index")  # such pages read or train with nearly everything: they always run
+WHOLE_BOOK = "learn_"  # such pages read all others: they always run
 
 
 def digest(*parts: bytes) -> str:
@@ -73,12 +73,40 @@ def records_in(text: str) -> list[Path]:
     return [path for path in records if re.search(rf"\b{path.stem.split('_')[0]}", text)]
 
 
+def judged_in(text: str) -> list[bytes]:
+    "What a page in learn mode judges with: the pages that it names, and the tests of their modules."
+    parts = []
+    for name in sorted(set(re.findall(r'"(\d\d_\w+)"', text))):
+        for path in (ROOT / "nbs").rglob(f"{name}.ipynb"):
+            tests = ROOT / f"tests/test_{str(module_of(path)).replace('.', '_')}.py"
+            parts += [
+                code_of(path).encode(),
+                *(bare_code(p.read_text(encoding="utf-8")) for p in with_helpers(tests)),
+            ]
+    return parts
+
+
+def with_helpers(tests: Path) -> list[Path]:
+    "A file of tests, and the files beside it that it needs."
+    found, waiting = [], [tests, tests.with_name("conftest.py")]
+    while waiting:
+        path = waiting.pop()
+        if path.exists() and path not in found:
+            found.append(path)
+            text = path.read_text(encoding="utf-8")
+            waiting += [
+                tests.with_name(f"{name}.py") for name in re.findall(r"^(?:from|import) (\w+)", text, re.M)
+            ]
+    return sorted(found)
+
+
 def state_of(path: Path) -> str:
     "A hash of what decides how a page runs: its code, the modules and records behind it, all versions."
     cells = read(path).cells
     text = "\n".join(c.source for c in cells if c.cell_type == "code" or "<summary>Solution" in c.source)
     modules = modules_behind(imports_in(code_of(path)) | named_in(text))
     code = [module.encode() + package()[module][0] for module in sorted(modules)]
+    code += judged_in(text) if "learn.judge" in modules else []
     records = [record.read_bytes() for record in records_in(text)]
     return digest(text.encode(), *code, *records, (ROOT / "constraints.txt").read_bytes())
 
