@@ -226,11 +226,11 @@ def test_beside_a_gpus_measured_peak_stands_what_its_datasheet_promises(monkeypa
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_bandwidth_counts_each_copied_byte_twice(monkeypatch, device):
-    copies = set_clock(monkeypatch, lambda copy: 0.5)
+def test_bandwidth_counts_each_byte_as_read_and_as_written(monkeypatch, device):
+    products = set_clock(monkeypatch, lambda product: 0.5)
     assert measure_bandwidth(device, megabytes=8) == 2 * 8 * 2**20 / 0.5
-    (copy,) = copies
-    assert copy.nbytes == 8 * 2**20 and copy.device.type == device and bool((copy == 1).all())
+    (product,) = products
+    assert product.nbytes == 8 * 2**20 and product.device.type == device and bool((product == 1).all())
 
 
 def test_reads_of_a_tensors_number_are_counted_one_by_one():

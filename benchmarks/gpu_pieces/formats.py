@@ -88,7 +88,7 @@ def products(setup, n: int) -> list[dict]:
 
 
 def bandwidth(setup) -> dict:
-    "Copies within the GPU's memory, against the data sheet."
+    "A product in place, in the GPU's memory, against the data sheet. (In November 2026 it was a copy.)"
     with alone():
         found = measure_bandwidth(setup.device, setup.pick(4096, 16)) / 1e9
     sheet = datasheet(torch.cuda.get_device_name()) if setup.device == "cuda" else None
