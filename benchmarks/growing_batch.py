@@ -171,11 +171,12 @@ def best_rate(runs: dict) -> float:
 
 
 def times_the_tokens(goals, *ends) -> list[float]:
-    "How many times the tokens take 32 rows to each goal; `ends` are its losses at 1, 1.5 and 2 times."
+    "How many times the tokens take 32 rows to each goal; `ends`: its losses at 1, 1.5 and perhaps 2 times."
     times = []
-    for goal, one, more, two in zip(goals, *ends):
+    for goal, *losses in zip(goals, *ends):
         # straight lines through (log tokens, loss); the first and the last go on beyond their ends
-        (a, x), (b, y) = ((1, one), (1.5, more)) if goal >= more else ((1.5, more), (2, two))
+        first = 0 if goal >= losses[1] or len(losses) == 2 else 1
+        (a, x), (b, y) = list(zip((1, 1.5, 2), losses))[first : first + 2]
         at = math.log(a) + (goal - x) / (y - x) * (math.log(b) - math.log(a))
         times.append(round(math.exp(at), 3))
     return times
@@ -198,8 +199,9 @@ def summary(record: dict) -> dict:
     said = [(1 + 32 / n) / (1 + 8 / n) for scales in record["noise_scales"] for n in scales]
     found["times the tokens, predicted"] = round(statistics.mean(said), 3)
     for curve, name in ((CURVE, "times the tokens"), (FOLLOW, "times the tokens, betas follow")):
-        if set(curve) <= set(ends):
-            times = times_the_tokens(ends["fixed 8"], *(ends[way] for way in curve))
+        run = [way for way in curve if way in ends]
+        if len(run) > 1:
+            times = times_the_tokens(ends["fixed 8"], *(ends[way] for way in run))
             found[name] = [round(value, 3) for value in interval(times)]
             found[f"{name}, seed by seed"] = times
     return found
@@ -248,12 +250,9 @@ def main():
         scales = [one("noise", of_8, seed) for seed in range(3)]
     record = dict(rows=args.rows, grid=grid, fresh=fresh, noise_scales=scales)
     record |= dict(summary=summary(record))
-    # without the log, which changes nothing
-    record |= dict(
-        command=" ".join(
-            ["python benchmarks/growing_batch.py --save", *["--add"] * args.add, *map(shlex.quote, args.ways)]
-        )
-    )
+    # what makes the whole record; the log changes nothing
+    ways = [] if set(grid) == set(WAYS) else [way for way in WAYS if way in grid]
+    record |= dict(command=" ".join(["python benchmarks/growing_batch.py --save", *map(shlex.quote, ways)]))
     print(json.dumps(record["summary"], indent=1))
     if args.save:
         save("growing_batch", record)
