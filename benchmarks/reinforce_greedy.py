@@ -54,11 +54,11 @@ from tinygpt.support import interval
 
 WAYS = ("groups", "rejection", "online", "frozen", "none", "fewer")
 CLAIMS = (  # what is claimed, the side that should be right more often, its rival: (who, which score)
-    ("temperature 0 gives what the recipe gives", ("start", "greedy"), ("groups", "drawn")),
-    ("groups learned more than to sharpen", ("groups", "greedy"), ("start", "greedy")),
-    ("so did online", ("online", "greedy"), ("start", "greedy")),
-    ("so did rejection", ("rejection", "greedy"), ("start", "greedy")),
-    ("rejection's draws beat the start's best", ("rejection", "drawn"), ("start", "greedy")),
+    ("temperature 0 gives what the recipe gives", ("start", "cold"), ("groups", "drawn")),
+    ("groups learned more than to sharpen", ("groups", "cold"), ("start", "cold")),
+    ("so did online", ("online", "cold"), ("start", "cold")),
+    ("so did rejection", ("rejection", "cold"), ("start", "cold")),
+    ("rejection's draws beat the start's best", ("rejection", "drawn"), ("start", "cold")),
 )
 
 
@@ -80,7 +80,7 @@ def outcomes(model, tokenizer) -> dict:
         _, verdicts = ask_and_judge(model, tokenizer, part, seeds, replace(RECIPE, group=DRAWS))
         drawn += verdicts.sum(1).int().tolist()
     answers = ask(model, tokenizer, [e.messages for e in examples], max_new_tokens=RECIPE.max_new_tokens)
-    return dict(drawn=drawn, greedy=[int(is_right(e, answer)) for e, answer in zip(examples, answers)])
+    return dict(drawn=drawn, cold=[int(is_right(e, answer)) for e, answer in zip(examples, answers)])
 
 
 def asked(place: Path, name: str, folder: Path) -> dict:
@@ -90,7 +90,7 @@ def asked(place: Path, name: str, folder: Path) -> dict:
         model, tokenizer, _ = open_model(folder)
         write(path, outcomes(model, tokenizer))
     found = json.loads(path.read_text())
-    means = {"pass@1": statistics.mean(found["drawn"]) / DRAWS, "greedy": statistics.mean(found["greedy"])}
+    means = {"pass@1": statistics.mean(found["drawn"]) / DRAWS, "greedy": statistics.mean(found["cold"])}
     means["pass@8"] = statistics.mean(pass_at_k(DRAWS, right, 8) for right in found["drawn"])
     print(name, {key: round(value, 3) for key, value in means.items()}, flush=True)
     return found | means
