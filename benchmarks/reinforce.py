@@ -89,6 +89,7 @@ import math
 import random
 import statistics
 import tempfile
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -310,6 +311,8 @@ def measure(place: Path, name: str, rate: float, seed: int) -> dict:
         config.eval.eval_every = 5  # the figures of the samples
         config.eval.eval_tokens = 130
     result = train(config, overwrite=True, progress="none", objective=objective)
+    if not result.finished:
+        sys.exit("stopped: this run is not recorded")
     found |= dict(cpu_s=time.process_time() - begin, bits_per_byte=result.val.bits_per_byte)
     lines = [line for line in read_metrics(result.run) if "reward" in line]
     found["curve"] = [[line["step"], line["reward"], line["tokens"], line.get("alike")] for line in lines]
