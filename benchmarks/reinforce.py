@@ -88,8 +88,8 @@ import json
 import math
 import random
 import statistics
-import tempfile
 import sys
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
