@@ -34,8 +34,8 @@ of 50 to 43, 40 and 48.
 5. rejection's draws are right more often than the start at temperature 0. Refuted if less often.
 
 Before the runs of the record only the start was made and asked: 0.445 in draws, 0.623 at temperature 0. It
-is right in 0.475 of its draws of practiced sums, so it says little about the record. A run of groups that was stopped after 24 of its
-150 steps was seen as well, and thrown away: 0.474 and 0.601.
+is right in 0.475 of its draws of practiced sums, so it says little about the record. A run of groups that
+was stopped after 24 of its 150 steps was seen as well, and thrown away: 0.474 and 0.601.
 """
 
 import argparse
