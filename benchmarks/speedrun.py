@@ -254,14 +254,13 @@ def _train_rung(name: str, steps: int, seed: int) -> dict:
     return dict(seed=seed, steps=steps, **train_flags(_flags(name, steps), seed))
 
 
-def _next_length(race: Race, name: str, runs: list[dict]) -> int | None:
-    "The length at which a rung should be run next; None where the goal lies between two lengths."
+def next_length(runs: list[dict], first: int, seeds: int) -> int | None:
+    "The length to run next, each with so many seeds; None where the goal lies between two lengths."
     lengths = {}
     for run in runs:
         lengths.setdefault(run["steps"], []).append(run["loss"])
-    first = next(rung.steps for rung in race.rungs if rung.name == name)
     for steps in lengths or [first]:
-        if len(lengths.get(steps, [])) < len(race.seeds):
+        if len(lengths.get(steps, [])) < seeds:
             return steps
     above = [steps for steps, losses in lengths.items() if statistics.median(losses) > GOAL]
     below = [steps for steps, losses in lengths.items() if statistics.median(losses) <= GOAL]
@@ -273,10 +272,11 @@ def _next_length(race: Race, name: str, runs: list[dict]) -> int | None:
 def climb(race: Race, args):
     "Every rung, or those that were asked for, at lengths on both sides of the goal. Goes on where it was."
     for name in _wanted(race, args):
+        first = next(rung.steps for rung in race.rungs if rung.name == name)
         while True:
             with _recorded(race) as known:
                 runs = known[name]["runs"]
-            steps = _next_length(race, name, runs)
+            steps = next_length(runs, first, len(race.seeds))
             if steps is None:
                 break
             done = {run["seed"] for run in runs if run["steps"] == steps}

@@ -22,7 +22,7 @@ from functools import partial
 from statistics import mean, median
 
 from data_machine import Kept, load, lowest, tune
-from speedrun import train_flags
+from speedrun import next_length, train_flags
 
 from tinygpt.speedrun import rung_flags
 from tinygpt.speedrun_gain import GOAL, gain, rung_gain, steps_to_goal
@@ -50,21 +50,19 @@ def main():
 
     def around_goal(side: str, rate: float) -> list[dict]:
         "Runs of all seeds at lengths a factor of 1.2 apart, until the goal lies between two medians."
-        steps, found = SIDES[side][3], {}
-        while True:
-            found[steps] = [run(side, rate, steps, seed) for seed in COMPARING]
-            medians = {n: median(r["loss"] for r in runs) for n, runs in found.items()}
-            above, below = ([n for n in medians if (medians[n] > GOAL) == high] for high in (True, False))
-            if above and below:
-                return sum(found.values(), [])
-            steps = round(max(above) * 1.2 if above else min(below) / 1.2)
+        found = []
+        while (steps := next_length(found, SIDES[side][3], len(COMPARING))) is not None:
+            found += [run(side, rate, steps, seed) for seed in COMPARING]
+        return found
 
     best, rungs = {}, {}
     clocks = {rung["name"]: rung["clock"] for rung in load("speedrun_ladder")["rungs"]}
     for side, (rung, _, rates, steps) in SIDES.items():
-        best[side] = lowest(
-            tune(lambda rate: mean(run(side, rate, steps, seed)["loss"] for seed in CHOOSING), rates)
-        )
+
+        def loss(rate: float) -> float:
+            return mean(run(side, rate, steps, seed)["loss"] for seed in CHOOSING)
+
+        best[side] = lowest(tune(loss, rates))
         rungs[side] = dict(runs=around_goal(side, best[side]), clock=clocks[rung])
     kept.head["best"] = best
     kept.save()
