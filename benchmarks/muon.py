@@ -115,8 +115,9 @@ def half_split(groups: list, only: str) -> CombinedOptimizer:
 
 def make(name: str, model: GPT, block: float, rest: float) -> torch.optim.Optimizer:
     "The optimizer of a contestant."
+    name, _, decay = name.partition(", decay ")
+    decay = float(decay or 0)
     if name.startswith("AdamW"):
-        decay = 0.1 if name == "AdamW, decay 0.1" else 0.0
         beta2 = {"AdamW, beta2 0.9": 0.9, "AdamW, beta2 0.99": 0.99}.get(name, 0.95)
         multipliers = {"matrix": block / rest}
         groups = adamw_groups(model, rest, (0.9, beta2), weight_decay=decay, lr_multipliers=multipliers)
@@ -132,7 +133,9 @@ def make(name: str, model: GPT, block: float, rest: float) -> torch.optim.Optimi
         CONTROL: dict(steps=1, coefficients=(1.0, 0.0, 0.0)),  # X stays as it is
         "Muon, exact U V^T": dict(steps=12, coefficients=polar_express(12, smallest=1e-5)),
     }[name]
-    groups = muon_groups(model, adamw_groups(model, rest, weight_decay=0.0), block, **settings)
+    groups = muon_groups(
+        model, adamw_groups(model, rest, weight_decay=0.0), block, weight_decay=decay, **settings
+    )
     return make_optimizer(groups)[0]
 
 
