@@ -413,6 +413,20 @@ def test_only_a_command_that_is_the_program_ends_the_process_of_a_rank(monkeypat
     assert finish() == 2 and ended == [2]
 
 
+@pytest.mark.parametrize("arguments, frozen", [("", True), ("['1']", False)], ids=["program", "function"])
+def test_a_program_does_not_look_through_all_objects_as_it_exits(arguments, frozen):
+    program = f"""
+import atexit, gc
+from tinygpt.support import command
+assert gc.get_freeze_count() < 1000  # Python's own
+atexit.register(lambda: print(gc.get_freeze_count() > 100_000))
+command(lambda argv: 0)({arguments})
+assert gc.get_freeze_count() < 1000  # whoever goes on is not touched
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{frozen}\n", "")
+
+
 WRITER = """
 import sys, time
 from dataclasses import dataclass

@@ -9,6 +9,7 @@ __all__ = ['PALETTE', 'UserError', 'file_problem', 'read_json', 'a_type', 'is_co
            'check_alone', 'may_print', 'close_output', 'command', 'parse_options', 'changed_flags']
 
 # %% ../nbs/more/00_support.ipynb #imports
+import atexit
 import dataclasses
 import difflib
 import errno
@@ -576,8 +577,10 @@ def command(
         status, line = _run_to_status(main, sys.argv[1:] if is_program else list(argv))
         if line:
             print(line, file=sys.stderr, flush=True)
-        if status and "RANK" in os.environ and is_program:  # gloo's threads would abort a normal exit
-            os._exit(status)
+        if is_program:
+            atexit.register(gc.freeze)  # else Python looks through all of torch's objects as it exits
+            if status and "RANK" in os.environ:  # gloo's threads would abort a normal exit
+                os._exit(status)
         return status
 
     return run
