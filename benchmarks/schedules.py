@@ -163,16 +163,16 @@ class Schedules(Record):
         tried = self.tuning(way, steps)
         return min(tried, key=lambda rate: worth(tried[rate]))
 
-    def grid(self, ways):
+    def grid(self, ways, steps: int = STEPS):
         "Each way at the first three rates, and outward while its best one is at an edge."
         wanted = {rate: ways for rate in self.rates}
         while wanted:
             for rate, seed in itertools.product(sorted(wanted), self.seeds):
                 for way in wanted[rate]:
-                    self.ensure(way, rate, [seed], STEPS)
+                    self.ensure(way, rate, [seed], steps)
             wanted = {}
             for way in ways:
-                tried, best = self.tuning(way), self.best(way)
+                tried, best = self.tuning(way, steps), self.best(way, steps)
                 for edge, up in ((min(tried), -1), (max(tried), 1)):
                     if best == edge:
                         wanted.setdefault(LADDER[LADDER.index(edge) + up], []).append(way)
