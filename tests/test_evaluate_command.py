@@ -305,6 +305,8 @@ def test_the_line_of_a_result_shows_figures_and_intervals():
         "x: loss 1.2346 [1.2000, 1.3000], 0.5000 bits per byte, perplexity 3.44; "
         "12,345 tokens, 95 % over 7 documents"
     )
+    del result["loss_95"]  # of a single row
+    assert text_line(result | dict(groups=1)).endswith("; 12,345 tokens, no interval")
 
 
 def test_a_model_whose_training_diverged_gets_no_score_on_a_text(tmp_path, model):

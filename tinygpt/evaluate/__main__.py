@@ -244,9 +244,9 @@ def text_line(
         f"{show('bits_per_byte', 4)} bits per byte",
         f"perplexity {show('perplexity', 2)}",
     ]
-    over = f"{result['tokens']:,} tokens, 95 % over {result['groups']} {result['over']}"
+    over = f"95 % over {result['groups']} {result['over']}" if "loss_95" in result else "no interval"
     how = ", documents masked" if result.get("mask_documents") else ""
-    return f"{result['data']}: {', '.join(parts)}; {over}{how}"
+    return f"{result['data']}: {', '.join(parts)}; {result['tokens']:,} tokens, {over}{how}"
 
 # %% ../../nbs/more/17_evaluate_command.ipynb #options
 @dataclass
