@@ -79,7 +79,7 @@ def update_scale(
         return 0.2 * max(rows, cols) ** 0.5
     raise UserError(f"scale = {kind} is not known: use shape or rms")
 
-
+# %% ../nbs/14_muon.ipynb #muon-update
 @contextmanager
 def _unless(found_inf, t):
     "What is done to `t` in here is taken back where `found_inf` is not 0. The device decides; nobody waits."
