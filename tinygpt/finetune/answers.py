@@ -109,8 +109,8 @@ def write_rows(
     model: GPT,
     rows: list[Row],  # each with its own generator, if anything is drawn
     batch_size: int,  # rows written together
-    *how,  # and
-    **more,  # as for `decode_rows`
+    *how,  # as for `decode_rows`
+    **more,  # these, too
 ) -> None:
     "Write all rows to their ends. Rows of similar length run together: a row that waits costs time."
     rows = sorted(rows, key=lambda row: len(row.prompt))

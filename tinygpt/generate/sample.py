@@ -18,7 +18,7 @@ from ..model import GPT, KVCache
 from ..support import UserError, eval_mode, is_count
 from ..tokenizer import Tokenizer
 
-# %% ../../nbs/18_generate.ipynb #sample
+# %% ../../nbs/18_generate.ipynb #likeliest
 def likeliest(
     logits: torch.Tensor,  # (..., V)
 ) -> torch.Tensor:  # (...) int64
@@ -34,7 +34,7 @@ def _largest(logits: torch.Tensor) -> torch.Tensor:
         raise UserError("the model's logits are not finite: its training diverged, take an older checkpoint")
     return largest
 
-
+# %% ../../nbs/18_generate.ipynb #sample
 def sampling_probs(
     logits: torch.Tensor,  # (..., V)
     temperature: float = 1.0,  # 0: all on the likeliest token
@@ -54,7 +54,7 @@ def sampling_probs(
     if top_k == 0 and top_p == 1:
         return logits.softmax(-1)  # nothing is cut: no need to sort the vocabulary
     V = logits.shape[-1]
-    ranked = logits.topk(min(top_k or V, V)).values  # order costs time: no more of it than needed
+    ranked = logits.topk(min(top_k or V, V)).values  # largest first; order costs time: no more than needed
     kept = torch.full_like(logits[..., :1], ranked.shape[-1], dtype=torch.int64)  # how many stay
     if top_p < 1:
         probs = ranked.softmax(-1)
