@@ -94,7 +94,7 @@ FORMATS = (FP64, FP32, TF32, FP16, BF16, FP8_E4M3, FP8_E5M2, FP4_E2M1)
 
 # %% ../nbs/01_floats.ipynb #decode-helpers
 def _power_of_two(
-    exponent: torch.Tensor,  # int64, -1022 to 1023
+    exponent: torch.Tensor,  # int64, -1022 to 1023; 1024 gives infinity
 ) -> torch.Tensor:
     "2.0**exponent as float64, exact: the exponent is written where a float64 keeps it."
     return ((exponent + FP64.bias) << FP64.mantissa_bits).view(torch.float64)
@@ -130,10 +130,9 @@ def decode(
     # put the number together: the leading 1 is not stored;
     # where the exponent is 0 there is none, and the exponent counts as 1
     significand = (exponent > 0) + mantissa.double() * fmt.eps
-    highest = fmt.max_code >> fmt.mantissa_bits  # what lies above is no number, and is replaced below
-    value = significand * _power_of_two(exponent.clamp(1, highest) - fmt.bias)
+    value = significand * _power_of_two(exponent.clamp(min=1) - fmt.bias)
 
-    # the patterns beyond the largest number
+    # the patterns beyond the largest number are no numbers
     value[behind_sign > fmt.max_code] = math.nan
     if fmt.special == "ieee":
         value[behind_sign == fmt.max_code + 1] = math.inf

@@ -115,7 +115,7 @@ class _Flat(_FlatStep):
     def state_bytes(self):
         return self.exp_avg.nbytes + self.exp_avg_sq.nbytes
 
-# %% ../nbs/15_zero.ipynb #dist-adamw
+
 # torch's fused AdamW has these in its groups: with them a state dict goes from one to the other
 TORCH_KEYS = dict(
     amsgrad=False,
@@ -127,7 +127,7 @@ TORCH_KEYS = dict(
     decoupled_weight_decay=True,
 )
 
-
+# %% ../nbs/15_zero.ipynb #dist-adamw
 class DistAdamW(ShardedOptimizer, AdamW):
     """AdamW, its gradients and state divided over the ranks element by element.
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WRAPS', 'show_collectives', 'AfterBackward', 'Overlapped', 'Bucketed', 'claim_gradients', 'release_gradients',
-           'CountCollectives', 'wrap_ddp', 'wrap_fsdp', 'no_sync', 'settle_buckets', 'train_together', 'train_several']
+           'wrap_ddp', 'wrap_fsdp', 'no_sync', 'settle_buckets', 'CountCollectives', 'train_together', 'train_several']
 
 # %% ../../nbs/13_ddp.ipynb #imports
 import inspect
@@ -240,24 +240,6 @@ def release_gradients(params: list) -> None:
     for p in params:
         _AVERAGED_BY.pop(p, None)
 
-# %% ../../nbs/13_ddp.ipynb #count-collectives
-class CountCollectives(TorchDispatchMode):
-    "For this chapter's lesson: within this context, how often each collective was called, and its bytes."
-
-    def __init__(self):
-        super().__init__()
-        self.calls = defaultdict(int)
-        self.bytes = defaultdict(int)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            name = func.overloadpacket.__name__.strip("_")
-            self.calls[name] += 1
-            # what goes in and what comes out: the larger is the whole
-            sizes = [sum(t.nbytes for t in tree_leaves(arg) if torch.is_tensor(t)) for arg in args]
-            self.bytes[name] += max(sizes, default=0)
-        return func(*args, **(kwargs or {}))
-
 # %% ../../nbs/13_ddp.ipynb #wrap-ddp
 def wrap_ddp(
     model: nn.Module,  # on the device of `world`
@@ -369,6 +351,24 @@ WRAPS = {
     "fsdp": lambda model, world: wrap_fsdp(model, world),
     "fsdp bf16": lambda model, world: wrap_fsdp(model, world, torch.bfloat16),
 }
+
+# %% ../../nbs/13_ddp.ipynb #count-collectives
+class CountCollectives(TorchDispatchMode):
+    "For this chapter's lesson: within this context, how often each collective was called, and its bytes."
+
+    def __init__(self):
+        super().__init__()
+        self.calls = defaultdict(int)
+        self.bytes = defaultdict(int)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__.strip("_")
+            self.calls[name] += 1
+            # what goes in and what comes out: the larger is the whole
+            sizes = [sum(t.nbytes for t in tree_leaves(arg) if torch.is_tensor(t)) for arg in args]
+            self.bytes[name] += max(sizes, default=0)
+        return func(*args, **(kwargs or {}))
 
 # %% ../../nbs/13_ddp.ipynb #train-together
 def train_together(
