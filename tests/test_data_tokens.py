@@ -358,6 +358,15 @@ def test_prepare_builds_once_and_again_when_the_text_changes(words, cache):
     assert prepare(str(words), "char").folder not in (first.folder, prepare(str(words), "byte").folder)
 
 
+@pytest.mark.parametrize("loader", ["shard", "stream"])
+def test_data_from_the_cache_says_which_file_it_was_asked_for(tmp_path, loader):
+    for name in ("first", "second"):
+        file = tmp_path / name / "text.txt"
+        file.parent.mkdir()
+        file.write_text("The same text in two folders. " * 20)
+        assert open_data(str(file), "byte", loader=loader).meta["source"] == str(file)
+
+
 def test_a_folder_of_the_cache_has_another_name_for_another_text_or_another_tokenizer(tmp_path, cache):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -505,7 +514,7 @@ def test_what_the_cache_knows_of_a_text_is_found_out_again_where_some_of_it_is_m
     [place] = (folder.parents[1] / "texts").iterdir()
     for known in ({}, {"name": "words"}):
         place.write_text(json.dumps(known))
-        assert prepare(str(words), "byte").folder == folder and len(json.loads(place.read_text())) == 3
+        assert prepare(str(words), "byte").folder == folder and len(json.loads(place.read_text())) == 4
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the limit is of POSIX systems")

@@ -33,6 +33,7 @@ from tinygpt.evaluate.__main__ import (
 from tinygpt.evaluate.score import evaluate
 from tinygpt.evaluate.tasks import evaluate_task, task_line
 from tinygpt.model import GPT, GPTConfig
+from tinygpt.run.setup import score_run
 from tinygpt.support import UserError
 from tinygpt.tokenizer import ByteTokenizer, CharTokenizer
 from tinygpt.train import train
@@ -165,7 +166,7 @@ def test_a_run_is_scored_on_what_it_held_out_of_its_own_text(config, how, capsys
     trained = train(config, progress="none").run
     assert call(trained) == 0
     (result,) = json.loads((trained / "eval.json").read_text())
-    val = train(config, progress="none", resume=True, eval_only=True).val  # the trainer's way to its text
+    _, val = score_run(config, resume=True)  # the trainer's way to its text
     assert result["data"] == config.data.source and result["loss"] == pytest.approx(val.loss, rel=1e-5)
     assert (result["tokens"], result["bytes"]) == (val.tokens, val.bytes)
 

@@ -163,6 +163,13 @@ def test_a_sum_of_losses_is_divided_by_what_counts_for_its_own_objective(place):
     assert way.share_of_targets(y, lambda y: (y == 3).sum()).item() == 1
 
 
+def test_a_count_that_an_objective_gives_twice_is_the_same_number_in_each_step(place, monkeypatch):
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, *_: tensor.mul_(2))  # the other rank has as many
+    way = Single(GPT(make_config(*place, "counts", "adamw").model), World(0, 0, 2, torch.device("cpu")))
+    always = torch.tensor(8.0)  # its own, for every batch
+    assert [way.share_of_targets(torch.zeros(2, 4), lambda y: always).item() for _ in range(3)] == [8, 8, 8]
+
+
 def test_an_optimizer_of_ones_own_is_refused_by_name_where_its_state_would_be_divided(config):
     config.optim.optimizer = "lion"
     alone = Zero(GPT(config.model), World(0, 0, 1, torch.device("cpu")))

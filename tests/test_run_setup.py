@@ -1,5 +1,6 @@
 """Before the first step: weights to begin with, scores without training, presets on stand-ins."""
 
+import bz2
 import copy
 import json
 import math
@@ -10,7 +11,9 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lion import Lion
@@ -250,9 +253,9 @@ def test_a_run_goes_on_where_the_file_of_its_tokenizer_is_gone(config, tmp_path,
 def test_eval_only_scores_both_parts_and_writes_nothing(config, capsys):
     result = quiet(config)
     files = {p: p.stat().st_mtime_ns for p in config.folder.rglob("*")}
-    scored = train(config, resume=True, eval_only=True, progress="lines")
+    _, val = score_run(config, resume=True)
     said = capsys.readouterr().out
-    assert scored.val == result.val and re.search(r"training loss [\d.]+, .*\nvalidation loss [\d.]+", said)
+    assert val == result.val and re.search(r"training loss [\d.]+, .*\nvalidation loss [\d.]+", said)
     assert {p: p.stat().st_mtime_ns for p in config.folder.rglob("*")} == files
     assert main(["--resume", str(config.folder), "--eval-only"]) == 0
     assert f"validation loss {result.val.loss:.4f}" in capsys.readouterr().out
@@ -261,7 +264,7 @@ def test_eval_only_scores_both_parts_and_writes_nothing(config, capsys):
 def test_eval_only_without_a_run_or_weights_is_refused(config):
     "Fresh random weights have a score too, and it would be taken for that of a run."
     with pytest.raises(UserError, match="eval_only: there are no weights to score: name a run with --resume"):
-        quiet(config, eval_only=True)
+        score_run(config)
 
 
 def test_to_score_a_model_takes_no_memory_for_training(config, monkeypatch):
@@ -269,7 +272,7 @@ def test_to_score_a_model_takes_no_memory_for_training(config, monkeypatch):
     config.run.init_from = str(Path(config.run.out) / "m")
     weights = 4 * sum(p.numel() for p in GPT(config.model).parameters())
     monkeypatch.setattr("tinygpt.run.config.machine_memory", lambda device: 2 * weights)
-    assert quiet(config, eval_only=True).val.tokens
+    assert score_run(config)[1].tokens
     with pytest.raises(UserError, match="memory: model and training step"):
         quiet(config)
 
@@ -558,7 +561,7 @@ def test_a_run_does_not_go_on_to_a_step_that_is_behind_it(config):
     config.optim.max_steps = int(done) - 1
     with pytest.raises(UserError, match=f"the run has made {done} steps already: give more"):
         quiet(config, resume=True)
-    assert train(config, resume=True, progress="none", eval_only=True).steps == int(done)  # it makes no step
+    assert score_run(config, resume=True)[0].step == int(done)  # it makes no step
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -667,6 +670,30 @@ def test_compressors_are_computed_again_where_their_cache_is_damaged_or_cannot_b
     assert run_setup.compare_with_compressors(data) == bits
     monkeypatch.setenv("TINYGPT_CACHE", os.devnull)
     assert run_setup.compare_with_compressors(data) == bits
+
+
+def test_compressors_are_computed_for_each_place_where_a_text_is_split():
+    text = np.frombuffer(b"It was the best of times, it was the worst of times. " * 40, np.uint8)
+    for cut in (1900, 1000):
+        parts = dict(train=text[:cut], val=text[cut:])
+        splits = {name: {"bytes": len(part)} for name, part in parts.items()}
+        data = SimpleNamespace(meta=dict(splits=splits), tokenizer=ByteTokenizer(), **parts)
+        val = parts["val"].tobytes()
+        expected = 8 * len(bz2.compress(val, 9)) / len(val)
+        assert run_setup.compare_with_compressors(data)["bzip2 -9"] == expected
+
+
+def test_a_text_with_nothing_to_predict_in_its_held_out_part_is_refused_before_the_first_step(
+    config, tmp_path
+):
+    folder = tmp_path / "nano"
+    folder.mkdir()
+    np.zeros(1000, "<u2").tofile(folder / "train.bin")
+    np.zeros(1, "<u2").tofile(folder / "val.bin")
+    config.data.source = str(folder)
+    with pytest.raises(UserError, match=r"data: the held-out text has 1 token\(s\), and the first one has"):
+        open_run(config)
+    assert not config.folder.exists()
 
 
 def test_a_run_that_is_opened_holds_its_folder_until_it_is_closed(config):
@@ -803,6 +830,16 @@ def test_any_run_may_be_scored(config, capsys):
     quiet(config, objective=Objective(plain_loss))
     assert main(["--resume", str(config.folder), "--eval-only"]) == 0
     assert "validation loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("loader", ["random", "shard", "stream"])
+def test_a_run_does_not_go_on_with_another_seed(config, loader):
+    "Its rows would come in another order, and no two runs with that seed would be the same."
+    config.data.loader, config.run.seed = loader, 1
+    quiet(config)
+    config.run.seed, config.optim.max_steps = 2, 30
+    with pytest.raises(UserError, match="resume: seed = 2, but the run was started with 1: give that one"):
+        quiet(config, resume=True)
 
 
 def test_a_run_with_an_objective_of_its_own_is_not_sent_to_the_trainer_when_its_text_changed(config, words):

@@ -44,14 +44,9 @@ def train(
     resume: bool | str = False,  # go on with the run in `config.folder`; "auto": where it has a checkpoint
     overwrite: bool = False,  # delete an earlier run there
     progress: str = "auto",  # "bar" on a terminal, "lines" anywhere else; "bar", "lines", "none"
-    eval_only: bool = False,  # only score both parts of the data: the run of `resume`, or init_from
     objective: Objective = NEXT_TOKEN,  # what it trains for; the default: the next token
 ) -> TrainResult:
     "Train a GPT. UserError, before anything is written, for settings or data that cannot work."
-    if eval_only:
-        run, val = score_run(config, resume, shows_bar(progress))
-        return TrainResult(run.folder, run.model, run.data, run.step, False, val, [], 0.0)
-
     world = init_world(config.check().system.device, timeout=1800)
     with (
         # a rank that is gone ends the run; patience is long at first, since a rank that reads data is silent
@@ -98,11 +93,11 @@ def losses_of(
 def main(argv: list[str]) -> None:
     "`python -m tinygpt.train [PRESET] [--flags]`: 0 when trained or stopped in order, 2 after a mistake."
     args = parse_arguments(argv)
-    if not args.eval_only and nothing_left(args):
-        return
     resume = args.resume if args.resume == "auto" else args.resume is not None
-    how = dict(overwrite=args.overwrite, eval_only=args.eval_only, progress=args.progress)
-    train(args.train, resume=resume, **how)
+    if args.eval_only:
+        score_run(args.train, resume, shows_bar(args.progress))
+    elif not nothing_left(args):
+        train(args.train, resume, args.overwrite, args.progress)
     close_world()
 
 

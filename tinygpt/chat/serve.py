@@ -409,7 +409,7 @@ def _event(head: dict, delta: dict | None, finish: str | None = None, **more) ->
 
 # %% ../../nbs/more/25_chat_serve.ipynb #app
 class Front:
-    "The layer between HTTP and the engine."
+    "The layer between HTTP and the engine. A handler returns a dict, to be sent as JSON, or a response."
 
     def __init__(
         self,
@@ -451,7 +451,7 @@ class Front:
 
     async def chat(self, http):
         "POST /v1/chat/completions"
-        from starlette.responses import JSONResponse, StreamingResponse
+        from starlette.responses import StreamingResponse
 
         body = await self.read_body(http)
         request = read_request(body, self.engine.tokenizer, self.engine.model.config.block_size, (self.name,))
@@ -473,7 +473,7 @@ class Front:
                 events, media_type="text/event-stream", headers={"cache-control": "no-store"}
             )
         text = await self.whole(http, request, queue)
-        return JSONResponse(_answer(request, head, text))
+        return _answer(request, head, text)
 
     async def events(self, request: Request, queue: asyncio.Queue, head: dict, usage: bool):
         "Yield the events of a streamed answer. Cancelled, when the client leaves."
@@ -514,16 +514,12 @@ class Front:
 
     async def models(self, http):
         "GET /v1/models"
-        from starlette.responses import JSONResponse
-
-        return JSONResponse({"object": "list", "data": [self.about]})
+        return {"object": "list", "data": [self.about]}
 
     async def one_model(self, http):
         "GET /v1/models/NAME"
-        from starlette.responses import JSONResponse
-
         check_model(http.path_params["name"], (self.name,))
-        return JSONResponse(self.about)
+        return self.about
 
     async def page(self, http):
         "GET /"
@@ -554,7 +550,8 @@ def make_app(
                 if front.going > MOST_REQUESTS:
                     raise _busy()
                 front.check_host(http)
-                return await handler(http)
+                answer = await handler(http)
+                return JSONResponse(answer) if isinstance(answer, dict) else answer
             except BadRequest as error:
                 return JSONResponse(error.body(), error.status)
             finally:

@@ -254,16 +254,8 @@ def _open_parquet(file, name: str, text_key: str):
     kind = schema.field(text_key).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    is_text = (
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-        or pa.types.is_null(kind)
-    )
-    if not is_text:
+    texts = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
+    if kind not in (*texts, pa.binary(), pa.large_binary(), pa.binary_view()):
         raise UserError(
             f"data: column {text_key!r} of {name} holds {kind}, not text: "
             "name the one that holds the text by --text-key"

@@ -245,29 +245,12 @@ class StreamLoader:
         if packing not in LANES:
             raise UserError(f"packing = {packing!r} is not known: choose concat or bos")
         # plain integers, also of numpy's: json can hold them
-        batch_size, block_size, seed = index(batch_size), check_block(block_size), index(seed)
-        self.settings = dict(
-            documents=documents.fingerprint,
-            tokenizer=tokenizer.fingerprint,
-            batch_size=batch_size,
-            block_size=block_size,
-            seed=seed,
-            packing=packing,
-            shuffle=bool(shuffle),
-            val_fraction=val_fraction,
-        )
-        self.maker = BatchMaker(
-            documents,
-            tokenizer,
-            batch_size,
-            block_size,
-            seed,
-            check_ranks(batch_size, rank, world_size),
-            packing,
-            shuffle,
-            val_fraction,
-            num_threads,
-        )
+        same = dict(batch_size=index(batch_size), block_size=check_block(block_size), seed=index(seed))
+        same |= dict(packing=packing, shuffle=bool(shuffle), val_fraction=val_fraction)
+        rows = check_ranks(batch_size, rank, world_size)
+        self.maker = BatchMaker(documents, tokenizer, rows=rows, num_threads=num_threads, **same)
+        # what a resumed run has to have again
+        self.settings = dict(documents=documents.fingerprint, tokenizer=tokenizer.fingerprint, **same)
         self.world_size = world_size
         self.device = torch.device(device)
         self.prefetch = prefetch
@@ -387,6 +370,7 @@ def open_stream(
     train = dict(documents=None, bytes=documents.text_bytes(look=False), fingerprint=origin, shards=[])
     splits = {**opened.meta["splits"], "train": train}
     meta = {**opened.meta, "stream": True, "val_fraction": val_fraction, "splits": splits}
+    meta["source"] = documents.source  # of the cache, it may be a copy that lies elsewhere
     return TokenData(folder, meta, opened.tokenizer, documents, opened.val)
 
 

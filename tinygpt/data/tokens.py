@@ -750,7 +750,7 @@ def remember_text(
     data: str,  # see `prepare`
     separator: str = "",
 ) -> tuple[dict, Corpus | None]:
-    """(the name, fingerprint and warning of a text; the corpus, if it had to be read for them).
+    """(name, source, fingerprint and warning of a text; the corpus, if it had to be read for them).
 
     The cache remembers them for files with these paths, sizes and modification times.
     """
@@ -761,9 +761,10 @@ def remember_text(
     with suppress(UserError, KeyError):  # missing or damaged
         if seen:
             known = read_json(place, dict)
-            return {name: known[name] for name in ("name", "fingerprint", "warning")}, None
+            return {name: known[name] for name in ("name", "source", "fingerprint", "warning")}, None
     corpus = load_corpus(data, separator)
-    known = dict(name=corpus.name, fingerprint=corpus.fingerprint(), warning=unsplit_warning(corpus))
+    known = dict(name=corpus.name, source=corpus.source)
+    known |= dict(fingerprint=corpus.fingerprint(), warning=unsplit_warning(corpus))
     # a file written just now may be written again within one tick of the clock
     if seen and max(when for _, _, when in seen) < time.time_ns() - 2 * 10**9:
         with suppress(OSError), atomic_path(place) as tmp:
@@ -793,4 +794,6 @@ def prepare(
         text = corpus or load_corpus(data, separator)
         return text, build_tokenizer(tokenizer, text, vocab_size)
 
-    return fill_cache(folder, make, progress)
+    tokens = fill_cache(folder, make, progress)
+    tokens.meta["source"] = known["source"]  # they may have been made from a copy that lies elsewhere
+    return tokens

@@ -91,7 +91,8 @@ class Single:
 
         0-d, on the device of y.
         """
-        count = ((y != -100).sum() if count_fn is None else count_fn(y)).float()
+        count = (y != -100).sum() if count_fn is None else count_fn(y)
+        count = count.to(torch.float32, copy=True)  # the objective may give the same tensor again
         if self.world.world_size > 1:
             dist.all_reduce(count)
         return count / self.world.world_size

@@ -62,7 +62,7 @@ from ..tokenizer_hf import read_tokenizer
 
 # %% ../../nbs/more/19_run_setup.ipynb #data
 def open_run_data(config: TrainConfig, progress: bool = False) -> TokenData:
-    "The data of the config. UserError if it is shorter than a row."
+    "The data of the config. UserError if it is shorter than a row, or holds out nothing to predict."
     d, T = config.data, config.model.block_size
     how = dict(text_key=d.text_key, separator=d.separator)
     data = open_data(d.source, d.tokenizer, config.model.vocab_size, d.loader, progress, **how)
@@ -70,6 +70,9 @@ def open_run_data(config: TrainConfig, progress: bool = False) -> TokenData:
     if is_tokens and len(data.train) <= T:
         remedy = "lower block_size, or bring more text"
         raise UserError(f"data: {len(data.train)} tokens are fewer than one block of {T} + 1: {remedy}")
+    if len(data.val) < 2:
+        told = f"the held-out text has {len(data.val)} token(s), and the first one has none before it"
+        raise UserError(f"data: {told}: hold out more of it")
     return data
 
 # %% ../../nbs/more/19_run_setup.ipynb #compressors
@@ -86,7 +89,9 @@ def compare_with_compressors(
     if sum(split["bytes"] for split in data.meta["splits"].values()) > max_bytes:
         return {}
     train, val = (data.tokenizer.decode_bytes(tokens) for tokens in (data.train, data.val))
-    known = cache_dir() / "compressors" / f"{hashlib.sha256(train + val).hexdigest()[:16]}.json"
+    # the same text may be split at another place
+    digest = hashlib.sha256(b"%d " % len(train) + train + val)
+    known = cache_dir() / "compressors" / f"{digest.hexdigest()[:16]}.json"
     with suppress(UserError):  # missing or damaged: it can be made again
         return read_json(known)
     bits = compressor_bits(train, val)
@@ -371,7 +376,7 @@ def check_begun(
     config: TrainConfig,
     objective: Objective,
 ) -> None:
-    "UserError if the run in the config's folder was started with another objective, optimizer or loader."
+    "UserError if the config's folder has a run with another objective, optimizer, loader or seed."
     folder = config.folder
     settings = kept_settings(folder, objective.resumed_by)
     if not objective.resumed_by:  # a command compares the settings itself: it allows some to change
@@ -384,7 +389,7 @@ def check_begun(
                     f"resume: {told}: give the same, or start a new run with init_from = {folder}"
                 )
     begun = read_json(folder / "config.json")
-    for group, name in (("optim", "optimizer"), ("data", "loader")):
+    for group, name in (("optim", "optimizer"), ("data", "loader"), ("run", "seed")):
         now = getattr(getattr(config, group), name)
         began = begun.get(group, {}).get(name, now)
         if now != began:
