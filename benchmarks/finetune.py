@@ -88,7 +88,7 @@ seeds: 140, 116, 122), before the first run from random weights with a quarter o
    more. Refuted if the interval of the difference lies below 0.3, undecided if it contains 0.3.
 
 Added when all runs of the part `random` but one were known (without old text 118, 129 and 130 right, with it
-99 and 85; 1.66 bits per byte). Its 500 steps have as many tokens as the base's own training. So the part
+99 and 85; 1.66 bits per byte). Its 500 steps have half as many tokens as the base's own training. So the part
 `short` asks the same of 100 steps, without old text, each side at its best of the same four rates (and beyond
 while the highest is best). Written before its first run:
 
