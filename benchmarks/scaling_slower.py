@@ -43,10 +43,10 @@ import statistics
 
 import numpy as np
 import scaling
-from data_machine import load, save, tune
+from data_machine import load, lowest, save, tune
 from scaling import BUDGETS, LARGE, SEEDS, at_budget, best_size, matrices
 
-from tinygpt.scaling import bootstrap_laws, fit_law, power_law, predict_loss
+from tinygpt.scaling import bootstrap_laws, fit_law, isoflop_minimum, power_law, predict_loss
 from tinygpt.support import interval
 
 NAME, USUAL, MUON, ADAMW = "scaling_slower", 0.02, 0.01, 0.012
@@ -86,19 +86,45 @@ def of_cell(rows: list[dict], flops: float, width: int, rate: float) -> list[dic
     return [row for row in rows if key.items() <= row.items()]
 
 
-def tuned() -> dict:
-    "(budget, width) -> rate of Muon -> mean loss; makes what the record lacks."
-    usual, found = load("scaling")["runs"], {}
+def tuned(run: bool = True) -> list[dict]:
+    "The runs of each cell at its best rate by the mean; makes what the record lacks, if it may."
+    usual, found = load("scaling")["runs"], []
     for flops, width in [(flops, width) for flops, widths in BUDGETS.items() for width in widths]:
 
-        def measure(rate, flops=flops, width=width):
-            if rate != USUAL:
-                for seed in SEEDS:
-                    add(flops, width, rate, seed)
-            return statistics.mean(r["loss"] for r in of_cell(usual + recorded(), flops, width, rate))
+        def rows_at(rate, flops=flops, width=width):
+            return of_cell(usual + recorded(), flops, width, rate)
 
-        found[flops, width] = tune(measure, [USUAL, MUON])
+        def measure(rate, flops=flops, width=width, rows_at=rows_at):
+            for seed in SEEDS if run and rate != USUAL else ():
+                add(flops, width, rate, seed)
+            return statistics.mean(row["loss"] for row in rows_at(rate))
+
+        tried = tune(measure, [USUAL, MUON])
+        print(
+            f"{flops:.3g}, {width} wide:", ", ".join(f"{rate:g} {tried[rate]:.4f}" for rate in sorted(tried))
+        )
+        found += rows_at(lowest(tried))
     return found
+
+
+def near_minimum(rows: list[dict], seed: int, near: int) -> dict:
+    "Budget: the lowest point of the parabola through so many sizes around the lowest loss."
+    found = {}
+    for flops in BUDGETS:
+        losses = at_budget(rows, flops, seed)
+        widths, lowest_at = list(losses), list(losses.values()).index(min(losses.values()))
+        first = min(max(lowest_at - near // 2, 0), len(widths) - near)
+        chosen = widths[first : first + near]
+        found[flops] = isoflop_minimum([matrices(w) for w in chosen], [losses[w] for w in chosen])[0]
+    return found
+
+
+def show_tuned():
+    rows = tuned(run=False)
+    for near in (5, 3):
+        sizes = {seed: near_minimum(rows, seed, near) for seed in SEEDS}
+        growth = [power_law(list(BUDGETS), list(sizes[seed].values()))[1] for seed in SEEDS]
+        print(f"each cell at its best rate, {near} sizes: C^({{:.3f}} ± {{:.3f}})".format(*interval(growth)))
 
 
 def better(usual: list[dict], slower: list[dict]) -> list[dict]:
@@ -171,6 +197,8 @@ def main():
     if args.tune and not args.show:
         tuned()
     show()
+    if any(row["muon_lr"] not in (MUON, USUAL) for row in recorded()):
+        show_tuned()
 
 
 if __name__ == "__main__":
