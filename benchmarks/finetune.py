@@ -252,6 +252,11 @@ def by_three(run) -> dict:
     return found
 
 
+def by_one(run) -> dict:
+    "The run of one rate with seed 1."
+    return run(1)
+
+
 def tune(run, rates) -> list[dict]:
     "The runs of the grid, and of higher rates as long as the highest is the best."
     grid = [run(rate) for rate in rates]
@@ -260,9 +265,9 @@ def tune(run, rates) -> list[dict]:
     return grid
 
 
-def tuned(run, rates, seeds: int) -> dict:
-    "The grid with the seeds for choosing, its best rate, and the runs of that rate that are judged."
-    grid = tune(lambda rate: by_three(partial(run, rate)), rates)
+def tuned(run, rates, seeds: int, choose=by_three) -> dict:
+    "The grid, as `choose` runs each of its rates; its best rate, and the runs of that rate that are judged."
+    grid = tune(lambda rate: choose(partial(run, rate)), rates)
     best = best_of(grid)["rate"]
     return dict(grid=grid, best=best, runs=[run(best, seed) for seed in range(1, seeds + 1)])
 
@@ -439,13 +444,11 @@ def part_laptop(args, folder: Path) -> dict:
     print({line["k"]: line["right"] for line in shots}, found["few_shot_best"], flush=True)
     found |= dict(before=evaluate_bits(model, tokenizer), ways={})
     for replay in (0.0, 0.25):  # the part of the rows that is the old text
-        place, way = (config, start, folder, f"chat-{replay}"), WAYS["answers"] | dict(replay=replay)
-        rates = args.rates or (0.1, 0.3, 1.0, 2.0)
-        grid = tune(lambda rate: tuned_run(*place, rate, 1, args.steps, judge, **way), rates)
-        best = best_of(grid)
-        more = range(2, args.seeds + 1)
-        runs = [best, *(tuned_run(*place, best["rate"], seed, args.steps, judge, **way) for seed in more)]
-        found["ways"][str(replay)] = dict(grid=grid, best=best["rate"], runs=runs)
+
+        def run(rate, seed, name=f"chat-{replay}", way=WAYS["answers"] | dict(replay=replay)):
+            return tuned_run(config, start, folder, name, rate, seed, args.steps, judge, **way)
+
+        found["ways"][str(replay)] = tuned(run, args.rates or (0.1, 0.3, 1.0, 2.0), args.seeds, by_one)
     without, with_text = (way["runs"] for way in found["ways"].values())
     found["right_with_minus_without"] = compare(with_text, without)
     found["bits_with_minus_without"] = compare(with_text, without, bits)
@@ -486,13 +489,6 @@ def random_weights(model: GPT, tokenizer, folder: Path, seed: int) -> str:
     return str(weights)
 
 
-def at_best_rate(run, rates, seeds: int) -> dict:
-    "The grid with seed 1, its best rate, and the runs of that rate."
-    grid = tune(lambda rate: run(rate, 1), rates)
-    best = best_of(grid)["rate"]
-    return dict(grid=grid, best=best, runs=[run(best, seed) for seed in range(1, seeds + 1)])
-
-
 def part_random(args, folder: Path) -> dict:
     "The preset's model on the eight tasks from random weights, beside the part `laptop`."
     config = laptop_config(folder)
@@ -504,7 +500,7 @@ def part_random(args, folder: Path) -> dict:
             start = random_weights(model, tokenizer, folder, seed)
             return tuned_run(config, start, folder, name, rate, seed, args.steps, judge, **way)
 
-        way = at_best_rate(run, args.rates or (0.3, 1.0, 2.0, 4.0), args.seeds)
+        way = tuned(run, args.rates or (0.3, 1.0, 2.0, 4.0), args.seeds, by_one)
         way |= dict(base_minus_random=compare(rivals["runs"], way["runs"]))
         found["ways"][replay] = way | dict(random_minus_base=compare(way["runs"], rivals["runs"], bits))
     return found
@@ -525,7 +521,7 @@ def part_short(args, folder: Path) -> dict:
                 way = WAYS["answers"] | dict(replay=0.0)
                 return tuned_run(config, start_of(seed), folder, name, rate, seed, steps, judge, **way)
 
-            ways[name] = at_best_rate(run, args.rates or (0.3, 1.0, 2.0, 4.0), args.seeds)
+            ways[name] = tuned(run, args.rates or (0.3, 1.0, 2.0, 4.0), args.seeds, by_one)
         base, untrained = (way["runs"] for way in ways.values())
         found[str(steps)] = dict(ways=ways, base_minus_random=compare(base, untrained))
     return found

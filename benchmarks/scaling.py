@@ -213,10 +213,13 @@ def nearest(size: float) -> int:
     return min(range(12, 513, 12), key=lambda width: abs(math.log(matrices(width) / size)))
 
 
-def best_size(made: list[dict], flops: float, seed: int | None = None) -> tuple[float, float]:
-    "(size, loss) at the bottom of the parabola through the sizes of a budget."
+def best_size(made: list[dict], flops: float, seed: int | None = None, near: int = 5) -> tuple[float, float]:
+    "(size, loss) at the bottom of the parabola through so many sizes of a budget, around its lowest loss."
     losses = at_budget(made, flops, seed)
-    return isoflop_minimum([matrices(width) for width in losses], list(losses.values()))
+    widths = list(losses)
+    first = min(widths.index(min(losses, key=losses.get)) - near // 2, len(widths) - near)
+    chosen = widths[max(first, 0) :][:near]
+    return isoflop_minimum([matrices(width) for width in chosen], [losses[width] for width in chosen])
 
 
 def predict(record: Record):

@@ -38,15 +38,15 @@ either side. Written before the first run:
 """
 
 import argparse
-import json
 import statistics
+from functools import partial
 
 import numpy as np
 import scaling
-from data_machine import load, lowest, save, tune
+from data_machine import Kept, load, lowest, tune
 from scaling import BUDGETS, LARGE, SEEDS, at_budget, best_size, matrices
 
-from tinygpt.scaling import bootstrap_laws, fit_law, isoflop_minimum, power_law, predict_loss
+from tinygpt.scaling import bootstrap_laws, fit_law, power_law, predict_loss
 from tinygpt.support import interval
 
 NAME, USUAL, MUON, ADAMW = "scaling_slower", 0.02, 0.01, 0.012
@@ -54,7 +54,7 @@ WIDTH = 84  # of the run that is foretold
 
 
 def recorded() -> list[dict]:
-    return load(NAME)["runs"] if (scaling.RESULTS / f"{NAME}.json").exists() else []
+    return Kept(NAME).runs
 
 
 def halved() -> list[dict]:
@@ -64,12 +64,9 @@ def halved() -> list[dict]:
 
 def add(flops: float, width: int, rate: float, seed: int):
     "One run, unless the record has it."
-    made, config = recorded(), scaling.settings(width, flops, rate, ADAMW, seed)
+    config = scaling.settings(width, flops, rate, ADAMW, seed)
     key = dict(width=width, steps=config.optim.max_steps, muon_lr=rate, seed=seed)
-    if not any(key.items() <= row.items() for row in made):
-        made.append(scaling.run(config))
-        save(NAME, dict(runs=made), quiet=True)
-        print(json.dumps(made[-1]), flush=True)
+    Kept(NAME).get(key, partial(scaling.run, config))
 
 
 def make():
@@ -107,23 +104,10 @@ def tuned(run: bool = True) -> list[dict]:
     return found
 
 
-def near_minimum(rows: list[dict], seed: int, near: int) -> dict:
-    "Budget: the lowest point of the parabola through so many sizes around the lowest loss."
-    found = {}
-    for flops in BUDGETS:
-        losses = at_budget(rows, flops, seed)
-        widths, lowest_at = list(losses), list(losses.values()).index(min(losses.values()))
-        first = min(max(lowest_at - near // 2, 0), len(widths) - near)
-        chosen = widths[first : first + near]
-        found[flops] = isoflop_minimum([matrices(w) for w in chosen], [losses[w] for w in chosen])[0]
-    return found
-
-
 def show_tuned():
     rows = tuned(run=False)
     for near in (5, 3):
-        sizes = {seed: near_minimum(rows, seed, near) for seed in SEEDS}
-        growth = [power_law(list(BUDGETS), list(sizes[seed].values()))[1] for seed in SEEDS]
+        growth = [exponent(rows, seed, near) for seed in SEEDS]
         print(f"each cell at its best rate, {near} sizes: C^({{:.3f}} ± {{:.3f}})".format(*interval(growth)))
 
 
@@ -133,14 +117,13 @@ def better(usual: list[dict], slower: list[dict]) -> list[dict]:
     for flops in BUDGETS:
         old, new = at_budget(usual, flops), at_budget(slower, flops)
         for width in BUDGETS[flops]:
-            rows = slower if new[width] < old[width] else usual
-            steps = scaling.settings(width, flops, MUON, ADAMW, SEEDS[0]).optim.max_steps
-            chosen += [row for row in rows if (row["width"], row["steps"]) == (width, steps)]
+            rate = MUON if new[width] < old[width] else USUAL
+            chosen += of_cell(usual + slower, flops, width, rate)
     return chosen
 
 
-def exponent(made: list[dict], seed: int | None = None) -> float:
-    return power_law(list(BUDGETS), [best_size(made, flops, seed)[0] for flops in BUDGETS])[1]
+def exponent(made: list[dict], seed: int | None = None, near: int = 5) -> float:
+    return power_law(list(BUDGETS), [best_size(made, flops, seed, near)[0] for flops in BUDGETS])[1]
 
 
 def foretell(made: list[dict], measured: int) -> tuple[float, float, float]:
